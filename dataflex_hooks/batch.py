@@ -1,0 +1,209 @@
+"""Read-only views of one training step's rollouts, as jagged values or padded as on a verl ``DataProto``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dataflex_hooks.batch_fields import PaddedFields, RowColumns, as_array, read_only
+from dataflex_hooks.errors import FieldError
+from dataflex_hooks.row_keys import content_hash
+from dataflex_hooks.rows import Rows
+from dataflex_hooks.segments import segment_max, segment_mean, segment_sum
+
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {"token_level_scores": "rm_scores", "token_level_rewards": "rm_scores"},
+)
+"""DataProto names of a field that is stored once: the raw reward, before any KL penalty."""
+
+_SHARED = ("offsets", "lengths", "row_of_token", "position", "group", "session", "session_number", "output_index")
+
+
+class RolloutBatch(Rows):
+    """Rows of one step with their data; padding rows are already excluded by the host.
+
+    Tensors are shared, not copied: changing one in place is an error that the host traces to the plugin. Besides the
+    methods here, ``batch.batch[name]`` gives a token field padded to (bs, Lmax) and ``batch.non_tensor_batch[name]`` a
+    column, as on a verl ``DataProto``.
+
+    Args:
+        keys: ``"{uid}_{session}_{index}"``, one a row.
+        offsets: (bs + 1,) int64, starts at 0.
+        fields: per-row columns, each of length bs.
+        token_fields: jagged values, each (T,); ``response_mask`` is 1 for tokens that the model wrote and that the loss
+            counts ("valid"), 0 for tool tokens and others.
+        prompts: token ids of all prompts, (P,), and their (bs + 1,) offsets.
+
+    Raises:
+        ValueError: lengths that do not agree, or a key of another form.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        offsets: Tensor,
+        fields: Mapping[str, Any],
+        token_fields: Mapping[str, Tensor],
+        prompts: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__(keys, offsets)
+        self._keys = keys
+        self._fields = dict(fields)
+        self._token_fields = dict(token_fields)
+        self._prompts = prompts
+        self._tracked: dict[str, tuple[Tensor, int]] = {}
+        for name in _SHARED:
+            self._track(name, getattr(self, name))
+        for name, values in self._token_fields.items():
+            if values.shape != (self.n_tokens,):
+                raise ValueError(f"token field {name!r} must be ({self.n_tokens},), got {tuple(values.shape)}")
+            self._track(name, values)
+        for name, column in self._fields.items():
+            if len(column) != self.bs:
+                raise ValueError(f"field {name!r} must have {self.bs} rows, got {len(column)}")
+        if prompts is not None and prompts[1].shape != (self.bs + 1,):
+            raise ValueError(f"prompt offsets must be ({self.bs + 1},), got {tuple(prompts[1].shape)}")
+        self.batch = PaddedFields(tuple(self._token_fields), self._pad)
+        self.non_tensor_batch = RowColumns(tuple({"uid": None, **self._fields}), self.column)
+
+    @cached_property
+    def field_names(self) -> tuple[str, ...]:
+        """Names of everything that is there, sorted: token fields, columns, ``uid`` and ``prompts``."""
+        prompts = () if self._prompts is None else ("prompts",)
+        return tuple(sorted({*self._token_fields, *self._fields, "uid", *prompts}))
+
+    def values(self, name: str) -> Tensor:
+        """Return the jagged (T,) values of a token field; raises FieldError when it is not there."""
+        values = self._token_fields.get(name, self._token_fields.get(ALIASES.get(name, name)))
+        if values is None:
+            raise self._missing("token field", name)
+        return values
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a per-row column as a read-only (bs,) array; raises FieldError when it is not there."""
+        if name == "uid":
+            return self.uid
+        if name not in self._fields:
+            raise self._missing("column", name)
+        return read_only(as_array(self._fields[name]))
+
+    def _pad(self, name: str) -> Tensor:
+        return self._track(f"{name} (padded)", self.to_padded(self.values(name)))
+
+    def _missing(self, what: str, name: str) -> FieldError:
+        return FieldError(
+            f"no {what} {name!r} in this batch; there is: {', '.join(self.field_names)}. A plugin or component has to "
+            f"declare the fields it reads in `requires`, and the trainer has to have computed them before this hook"
+        )
+
+    @cached_property
+    def response_mask(self) -> Tensor:
+        """(T,) bool: valid tokens, those that the loss counts."""
+        return self._track("response_mask (bool)", self.values("response_mask").bool())
+
+    @cached_property
+    def n_valid(self) -> Tensor:
+        """(bs,) int64: number of valid tokens of each row, |o_i|."""
+        return self._track("n_valid", torch.bincount(self.row_of_token[self.response_mask], minlength=self.bs))
+
+    @cached_property
+    def rewards(self) -> Tensor:
+        """(bs,) float32: raw reward of each row, the sum of ``rm_scores`` over its tokens."""
+        rewards = segment_sum(self.values("rm_scores"), self.row_of_token, self.bs)
+        return self._track("rewards", rewards.to(torch.float32))
+
+    @cached_property
+    def session_rewards(self) -> Tensor:
+        """(n_sessions,) float32: raw reward of each session's final output."""
+        rewards = torch.empty(self.n_sessions, dtype=torch.float32, device=self.offsets.device)
+        rewards[self.session[self.is_final]] = self.rewards[self.is_final]
+        return self._track("session_rewards", rewards)
+
+    def sum_over_tokens(self, values: Tensor) -> Tensor:
+        """Sum (T,) values over each row's valid tokens: (bs,) float32, 0 without any."""
+        valid = self.response_mask
+        return segment_sum(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+
+    def mean_over_tokens(self, values: Tensor) -> Tensor:
+        """Average (T,) values over each row's valid tokens: (bs,) float32, 0 without any."""
+        valid = self.response_mask
+        return segment_mean(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+
+    def max_over_tokens(self, values: Tensor) -> Tensor:
+        """Largest of each row's valid (T,) values: (bs,) float32, 0 without any."""
+        valid = self.response_mask
+        return segment_max(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+
+    @cached_property
+    def tie_rank(self) -> Tensor:
+        """(bs,) int64: rank by (prompt tokens, response tokens, session number, output index), for breaking ties.
+
+        Token sequences are compared by 64-bit hashes: an order that is arbitrary, but the same for equal content
+        wherever the row stands and whatever its uuid. Rows equal in all four are interchangeable; between them the uid
+        decides, only to make the order total. Needs ``prompts`` and ``responses``; raises FieldError without.
+        """
+        if self._prompts is None:
+            raise self._missing("token field", "prompts")
+        prompts = content_hash(*self._prompts)
+        responses = content_hash(self.values("responses"), self.offsets)
+        columns = (self.group, self.output_index, self.session_number)
+        order = np.lexsort((*(column.cpu().numpy() for column in columns), responses, prompts))
+        rank = np.empty(self.bs, dtype=np.int64)
+        rank[order] = np.arange(self.bs)
+        return self._track("tie_rank", torch.from_numpy(rank).to(self.offsets.device))
+
+    def with_token_field(self, name: str, values: Tensor) -> RolloutBatch:
+        """Return a batch of the same rows in which the token field ``name`` holds ``values`` (T,)."""
+        token_fields = {**self._token_fields, name: values}
+        return RolloutBatch(self._keys, self.offsets, self._fields, token_fields, self._prompts)
+
+    def _track(self, name: str, tensor: Tensor) -> Tensor:
+        # Tensors made under inference_mode keep no version, so they cannot be watched.
+        if not tensor.is_inference():
+            self._tracked[name] = (tensor, tensor._version)
+        return tensor
+
+    def mutated(self) -> list[str]:
+        """Names of tensors of this batch that were changed in place since they were handed out."""
+        return [name for name, (tensor, version) in self._tracked.items() if tensor._version != version]
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Candidate prompts, before they are fetched and tokenised.
+
+    Attributes:
+        dataset_rows: (n,) int64, row of each prompt in the training dataset.
+        domains: (n,) object array of domain names, or None when no domain column is configured.
+        columns: static dataset columns by name, each (n,).
+    """
+
+    dataset_rows: NDArray[np.int64]
+    domains: NDArray[np.object_] | None = None
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.dataset_rows)
+
+
+@dataclass(frozen=True)
+class DomainStats:
+    """Statistics per domain of the rollouts of one step.
+
+    Attributes:
+        domains: (K,) names, in the order of every other array.
+        counts: (K,) int64, sessions of the step.
+        scores: statistics by name (mean reward, mean |advantage|, ...), each (K,) float64.
+    """
+
+    domains: tuple[str, ...]
+    counts: NDArray[np.int64]
+    scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)

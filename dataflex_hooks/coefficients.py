@@ -1,0 +1,36 @@
+"""The coefficient that the configured loss gives each token, under which weights are averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dataflex_hooks.batch import RolloutBatch
+
+
+@dataclass(frozen=True)
+class LossCoefficients:
+    """How the loss mode and its aggregation weigh tokens, up to a constant.
+
+    Attributes:
+        kind: ``"token"``: every valid token alike (token-mean: 1/T, and the token-sum modes); ``"sequence"``: every
+            response alike, 1/|o_i| for each of its valid tokens (seq-mean-token-mean).
+        per_token: whether the loss is linear in per-token weights; where it is not (``geo_mean``), only decisions per
+            response can be applied.
+        source: where this is known from, for messages.
+    """
+
+    kind: Literal["token", "sequence"]
+    per_token: bool = True
+    source: str = ""
+
+    def values(self, batch: RolloutBatch, response_mask: Tensor) -> Tensor:
+        """Return the coefficients (T,) float64: 0 where ``response_mask`` (T,) bool is False."""
+        valid = response_mask.to(torch.float64)
+        if self.kind == "token":
+            return valid
+        n_valid = torch.bincount(batch.row_of_token[response_mask], minlength=batch.bs)
+        return valid / batch.expand_rows(n_valid.clamp(min=1))

@@ -1,0 +1,115 @@
+"""Base classes of scorers and actuators: what a component declares, and what it computes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from dataflex_hooks.batch import RolloutBatch
+
+Layout = Literal["padded", "jagged"]
+Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
+Granularity = Literal["domain", "prompt", "response", "token"]
+Accepts = Literal["response", "token", "any"]
+Normalize = Literal["mean", "none"]
+
+
+class Component:
+    """What scorers and actuators have in common.
+
+    A constructor takes the component's parameters as keywords, plus ``**kwargs`` for what the host adds: ``domains``
+    and ``window`` (top-level settings, or None), and for an actuator ``scorer`` (the scorer it is paired with).
+    Parameter names are those in the signature; a name that ``**kwargs`` would swallow is refused. A wrong value raises
+    :class:`~dataflex_hooks.errors.ParameterError`, best through :class:`~dataflex_hooks.parameters.ParameterChecks`.
+
+    Attributes:
+        name: the name it was asked for by, set by the host.
+        requires: batch fields it reads.
+        layout: how per-token scores are handed over: ``"padded"`` (bs, Lmax), 0 on the right, or ``"jagged"`` (T,).
+        open_params: True admits parameters that are not in the signature.
+    """
+
+    name: str = ""
+    requires: tuple[str, ...] = ()
+    layout: Layout = "padded"
+    open_params: bool = False
+
+    def __init__(self, **kwargs: object) -> None:
+        """Take what the host adds; a component without parameters needs no constructor of its own."""
+
+
+class Scorer(Component, ABC):
+    """Gives every response (or token, prompt, domain) a number.
+
+    Attributes:
+        timing: the earliest hook that can run it; ``"in_loss"`` is refused at start, no hook serves it.
+        granularity: what one score belongs to; prompt and domain scores are given per row, equal within prompt or
+            domain.
+        needs_groups: True if it compares sessions of one prompt, so that ``rollout.n`` has to exceed 1.
+    """
+
+    timing: Timing = "post_advantage"
+    granularity: Granularity = "response"
+    needs_groups: bool = False
+
+    @abstractmethod
+    def score(self, batch: RolloutBatch, step_id: int, **ctx: Any) -> Tensor:
+        """Return scores, finite floats: (bs,), or per token as padded (bs, Lmax) or jagged (T,) values."""
+
+
+class Selector(Component, ABC):
+    """Decides which responses stay in the update.
+
+    Attributes:
+        accepts: granularity of the scores it wants; finer ones are averaged, coarser ones broadcast.
+    """
+
+    accepts: Accepts = "response"
+
+    @abstractmethod
+    def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:
+        """Return the kept row indices, (k,) int64 in [0, bs), in any order.
+
+        ``scores`` is (bs,) float32; rows of one session have the same score. A session is kept, with all its rows, when
+        one of its rows is.
+        """
+
+
+class Reweighter(Component, ABC):
+    """Decides how much each response or token counts.
+
+    Attributes:
+        accepts: granularity of the scores it wants; ``"any"`` takes them as the scorer gives them.
+        normalize: ``"mean"`` if only ratios of its weights matter, ``"none"`` if they act as they are.
+    """
+
+    accepts: Accepts = "any"
+    normalize: Normalize = "mean"
+
+    @abstractmethod
+    def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:
+        """Return weights, finite and not negative: (bs,), padded (bs, Lmax) or jagged (T,).
+
+        ``scores`` is (bs,) float32, or per token in the component's ``layout``. The host normalises.
+        """
+
+
+class Mixer(Component, ABC):
+    """Decides from which domains the next prompts come."""
+
+    @abstractmethod
+    def act(
+        self,
+        scores: Mapping[str, float],
+        batch: RolloutBatch | None,
+        *,
+        counts: Mapping[str, int] | None = None,
+        **ctx: Any,
+    ) -> Sequence[float]:
+        """Return proportions that sum to 1, in the order of ``domains``.
+
+        ``scores`` gives each domain's score over the window, ``counts`` the number of sessions behind it.
+        """

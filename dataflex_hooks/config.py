@@ -1,0 +1,214 @@
+"""The ``dataflex`` block of a run's configuration: short form (one mechanism) or full form (labelled plugins)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
+from dataflex_hooks.merge import MaskScale
+
+_SHORT = ("mechanism", "scorer", "actuator")
+_SHARED = ("normalize", "domain_key", "domains", "window")
+_TOP = (*_SHORT, "plugins", "warmup_step", "update_step", "apply", "apply_to", "mask_scale", *_SHARED)
+LATER: Mapping[str, str] = MappingProxyType(
+    {
+        "mix": "mixing comes with the domain sampler in a later version",
+        "curriculum": "curriculum comes with the pre_rollout hook in a later version",
+        "budget": "budget comes with the pre_rollout hook in a later version",
+    },
+)
+"""Mechanisms that this version does not have, and why."""
+
+
+@dataclass(frozen=True)
+class PluginSettings:
+    """One plugin of a run.
+
+    Attributes:
+        label: its name in the run, in metrics and in messages.
+        plugin: the entry point's name, or ``module:Class``.
+        path: where its keywords stand in the configuration, for messages.
+        warmup_step: first step at which it is called.
+        on_error: ``"raise"`` stops the run, ``"disable"`` logs the error and goes on without the plugin.
+        keywords: what its constructor gets.
+    """
+
+    label: str
+    plugin: str
+    path: str
+    warmup_step: int = 0
+    on_error: Literal["raise", "disable"] = "raise"
+    keywords: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def plugin_setting(self) -> str:
+        """The setting that names the plugin, for messages."""
+        return "dataflex.mechanism" if self.path == "dataflex" else f"{self.path}.plugin"
+
+
+@dataclass(frozen=True)
+class DataFlexConfig:
+    """The whole block.
+
+    Attributes:
+        plugins: in call order.
+        apply: False decides and logs everything and changes nothing.
+        apply_to: whether merged weights go into the loss weights or onto the advantages.
+        mask_scale: ``"kept"`` makes up for the share of the gradient that masks take away.
+        update_step: domain statistics are handed out every so many steps.
+        shared: ``normalize``, ``domain_key``, ``domains``, ``window``, as far as given; go to every plugin that takes
+            them.
+    """
+
+    plugins: tuple[PluginSettings, ...] = ()
+    apply: bool = True
+    apply_to: Literal["weights", "advantages"] = "weights"
+    mask_scale: MaskScale = "none"
+    update_step: int = 1
+    shared: Mapping[str, object] = field(default_factory=dict)
+
+
+def parse(dataflex: Mapping[str, Any] | DictConfig | None) -> DataFlexConfig:
+    """Validate the ``dataflex`` block.
+
+    Args:
+        dataflex: what stands under ``dataflex``; None (no such block) means no plugins.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    config, problems = read(dataflex)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def read(dataflex: Mapping[str, Any] | DictConfig | None) -> tuple[DataFlexConfig, list[Problem]]:
+    """Read the block as far as it is readable, and say what is wrong with it."""
+    if isinstance(dataflex, DictConfig):
+        try:
+            dataflex = OmegaConf.to_container(dataflex, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+        except OmegaConfBaseException as error:
+            key = str(getattr(error, "full_key", None) or "")
+            setting = key if key.split(".")[0] == "dataflex" else f"dataflex.{key}".rstrip(".")
+            text = Described(str(error).splitlines()[0])
+            return DataFlexConfig(), [Problem(setting, text, "a value that can be resolved", cause=error)]
+    if dataflex is None:
+        return DataFlexConfig(), []
+    if not isinstance(dataflex, Mapping):
+        return DataFlexConfig(), [Problem("dataflex", dataflex, f"a mapping with keys out of {', '.join(_TOP)}")]
+    return _Reader().block(dataflex)
+
+
+class _Reader:
+    """Reads one block, collecting problems."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def block(self, block: Mapping[str, Any]) -> tuple[DataFlexConfig, list[Problem]]:
+        for key in block:
+            if key not in _TOP:
+                self._refuse(f"dataflex.{key}", block[key], one_of(_TOP), did_you_mean(key, _TOP))
+        warmup_step = self._integer(block, "warmup_step", "dataflex.warmup_step", 0, least=0)
+        short = [key for key in _SHORT if block.get(key) is not None]
+        if short and block.get("plugins") is not None:
+            given = Described(f"dataflex.plugins together with {', '.join(f'dataflex.{key}' for key in short)}")
+            self._refuse(
+                "dataflex", given, "the short form (mechanism, scorer, actuator) or the full form (plugins)", None
+            )
+            plugins: list[PluginSettings] = []
+        elif short:
+            plugins = self._short_form(block, warmup_step)
+        else:
+            plugins = self._full_form(block.get("plugins"), warmup_step)
+        config = DataFlexConfig(
+            plugins=tuple(plugins),
+            apply=self._flag(block, "apply", True),
+            apply_to=self._choice(block, "apply_to", "dataflex.apply_to", ("weights", "advantages")),
+            mask_scale=self._choice(block, "mask_scale", "dataflex.mask_scale", ("none", "kept")),
+            update_step=self._integer(block, "update_step", "dataflex.update_step", 1, least=1),
+            shared=self._shared(block),
+        )
+        return config, self.problems
+
+    def _short_form(self, block: Mapping[str, Any], warmup_step: int) -> list[PluginSettings]:
+        mechanism = self._plugin_name("dataflex.mechanism", block.get("mechanism"))
+        if mechanism is None:
+            return []
+        keywords = {key: block[key] for key in ("scorer", "actuator") if block.get(key) is not None}
+        return [PluginSettings(mechanism, mechanism, "dataflex", warmup_step, keywords=keywords)]
+
+    def _full_form(self, plugins: Any, warmup_step: int) -> list[PluginSettings]:
+        if plugins is None:
+            return []
+        if not isinstance(plugins, Mapping):
+            self._refuse("dataflex.plugins", plugins, "a mapping of labels to plugin settings", None)
+            return []
+        return [built for label, given in plugins.items() if (built := self._plugin(label, given, warmup_step))]
+
+    def _plugin(self, label: Any, given: Any, warmup_step: int) -> PluginSettings | None:
+        path = f"dataflex.plugins.{label}"
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", str(label)):
+            self._refuse(path, label, "a label of letters, digits, _ and -", None)
+            return None
+        if not isinstance(given, Mapping):
+            hint = f"to leave the plugin out, delete it with ~{path}"
+            self._refuse(path, given, "a mapping of settings, {} for all defaults", hint)
+            return None
+        name = self._plugin_name(f"{path}.plugin", given.get("plugin", label))
+        first = self._integer(given, "warmup_step", f"{path}.warmup_step", warmup_step, least=0)
+        on_error = self._choice(given, "on_error", f"{path}.on_error", ("raise", "disable"))
+        own = ("plugin", "warmup_step", "on_error")
+        keywords = {str(key): value for key, value in given.items() if key not in own}
+        return PluginSettings(str(label), name, path, first, on_error, keywords) if name is not None else None
+
+    def _plugin_name(self, path: str, name: Any) -> str | None:
+        if name is None or name in LATER or not isinstance(name, str):
+            hint = LATER.get(name) if isinstance(name, str) else None
+            accepted = "the name of an installed plugin (select, reweight, ...), or module:Class"
+            self._refuse(path, NOTHING if name is None else name, accepted, hint)
+            return None
+        return name
+
+    def _shared(self, block: Mapping[str, Any]) -> dict[str, object]:
+        shared = {key: block[key] for key in _SHARED if block.get(key) is not None}
+        if "window" in shared:
+            self._integer(block, "window", "dataflex.window", 1, least=1)
+        if "domain_key" in shared and not isinstance(shared["domain_key"], str):
+            self._refuse("dataflex.domain_key", shared["domain_key"], "the name of a dataset column", None)
+        domains = shared.get("domains", [])
+        if not isinstance(domains, (list, tuple)) or not all(isinstance(name, str) for name in domains):
+            self._refuse("dataflex.domains", domains, "a list of domain names", None)
+        return shared
+
+    def _refuse(self, setting: str, given: object, accepted: str, hint: str | None) -> None:
+        self.problems.append(Problem(setting, given, accepted, hint))
+
+    def _integer(self, block: Mapping[str, Any], key: str, path: str, default: int, least: int) -> int:
+        given = block.get(key, default)
+        if isinstance(given, int) and not isinstance(given, bool) and given >= least:
+            return given
+        self._refuse(path, given, f"an integer >= {least}", None)
+        return default
+
+    def _flag(self, block: Mapping[str, Any], key: str, default: bool) -> bool:
+        given = block.get(key, default)
+        if not isinstance(given, bool):
+            self._refuse(f"dataflex.{key}", given, "true or false", None)
+            return default
+        return given
+
+    def _choice(self, block: Mapping[str, Any], key: str, path: str, choices: tuple[str, ...]) -> Any:
+        given = block.get(key, choices[0])
+        if given not in choices:
+            self._refuse(path, given, one_of(choices), did_you_mean(given, choices))
+            return choices[0]
+        return given

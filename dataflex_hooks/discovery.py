@@ -1,0 +1,82 @@
+"""Finding plugins and components by name: entry points of the group ``dataflex_hooks``, or ``module:Class``.
+
+Entry points are loaded one by one and only when something names them, so that a broken package cannot stop a run that
+does not use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
+from dataflex_hooks.markers import GROUP
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded object and the distribution that declares it (None for ``module:Class``)."""
+
+    target: object
+    distribution: str | None
+    version: str | None
+
+
+def entry_point_names() -> list[str]:
+    """Names in the entry-point group, of all installed distributions, sorted; nothing is imported."""
+    return sorted({entry_point.name for entry_point in entry_points(group=GROUP)})
+
+
+def find_entry_point(name: str) -> EntryPoint | None:
+    """Return the entry point of that name, or None.
+
+    Raises:
+        ConfigError: two distributions declare the name.
+    """
+    found = list(entry_points(group=GROUP, name=name))
+    if len(found) > 1:
+        sources = " and ".join(sorted(f"{source(entry_point)} ({entry_point.value})" for entry_point in found))
+        accepted = "a name that one installed distribution declares, or module:Class"
+        raise ConfigError([Problem("", name, accepted, f"{sources} both declare it: uninstall one")])
+    return found[0] if found else None
+
+
+def load(name: str) -> Loaded | None:
+    """Load ``name``: the entry point of that name, or the object that ``module:Class`` points at; None if neither.
+
+    Raises:
+        ConfigError: two distributions declare the name, or importing it fails (the exception is chained).
+    """
+    entry_point = find_entry_point(name)
+    if entry_point is None:
+        if ":" not in name:
+            return None
+        entry_point = EntryPoint(name=name, value=name, group=GROUP)
+    try:
+        target = entry_point.load()
+    except Exception as error:
+        hint = f"importing {entry_point.value} from {source(entry_point)} raised {type(error).__name__}: {error}"
+        raise ConfigError([Problem("", name, "a name that can be imported", hint, cause=error)]) from error
+    dist = entry_point.dist
+    return Loaded(target, dist.name if dist else None, dist.version if dist else None)
+
+
+def source(entry_point: EntryPoint) -> str:
+    """Return ``name version`` of the distribution that declares ``entry_point``."""
+    dist = entry_point.dist
+    return f"{dist.name} {dist.version}" if dist else "no distribution"
+
+
+def unknown_name(given: object, known: list[str], what: str) -> Problem:
+    """Return the problem of a name that nothing answers to; its setting is left to the caller."""
+    shown = NOTHING if given is None else given
+    accepted = f"{what}, {one_of(known)}; or module:Class"
+    return Problem("", shown, accepted, did_you_mean(given, known) if isinstance(given, str) else None)
+
+
+def describe(target: object) -> Described:
+    """Return a short description of an object for a message."""
+    if isinstance(target, type):
+        return Described(f"the class {target.__module__}.{target.__qualname__}")
+    cls = type(target)
+    return Described(f"an object of {cls.__module__}.{cls.__qualname__}")

@@ -1,0 +1,134 @@
+"""A plugin as the manager holds it, and what has to be true before it is let in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from dataflex_hooks.config import PluginSettings
+from dataflex_hooks.decisions import EXCLUSIVE
+from dataflex_hooks.discovery import describe
+from dataflex_hooks.errors import Described, Origin, Problem
+from dataflex_hooks.loader import BuiltPlugin
+from dataflex_hooks.registration import Declaration, inspect_plugin
+
+GROUP_ESTIMATORS = frozenset(
+    {
+        "grpo",
+        "grpo_vectorized",
+        "grpo_passk",
+        "rloo",
+        "rloo_vectorized",
+        "opo",
+        "gpg",
+        "gdpo",
+        "reinforce_plus_plus_baseline",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
+    }
+)
+"""verl's advantage estimators that compare several rollouts of a prompt."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A plugin, its settings, where it came from, and what it declares."""
+
+    built: BuiltPlugin
+    declared: Declaration
+
+    @property
+    def label(self) -> str:
+        """Its name in the run."""
+        return self.built.settings.label
+
+    @property
+    def plugin(self) -> Any:
+        """The plugin object."""
+        return self.built.plugin
+
+    @property
+    def source(self) -> str:
+        """Distribution and version, or the class where there is no distribution."""
+        built = self.built
+        return f"{built.distribution} {built.version}" if built.distribution else built.settings.plugin
+
+    def origin(self, hook: str, step: int) -> Origin:
+        """Return what an error in this plugin's ``hook`` says about where it happened."""
+        return Origin(self.label, hook, step, self.built.distribution, self.built.version)
+
+    def is_called(self, hook: str, step: int) -> bool:
+        """Whether it implements ``hook`` and is past its warm-up at ``step``."""
+        return hook in self.declared.hooks and step >= self.built.settings.warmup_step
+
+    def describe(self) -> dict[str, Any]:
+        """Return one row of the plan, in plain values."""
+        return {
+            "label": self.label,
+            "plugin": self.built.settings.plugin,
+            "distribution": self.built.distribution,
+            "version": self.built.version,
+            "hooks": list(self.declared.hooks),
+            "scorer": _component_name(self.plugin, "scorer"),
+            "actuator": _component_name(self.plugin, "actuator"),
+            "warmup_step": self.built.settings.warmup_step,
+            "provides": sorted(self.declared.provides),
+            "keywords": dict(self.built.settings.keywords),
+        }
+
+
+def admit(
+    pluggy_manager: pluggy.PluginManager, built: BuiltPlugin, others: Iterable[Entry]
+) -> tuple[Entry, list[Problem]]:
+    """Check a plugin against the hook specifications and against the plugins before it.
+
+    Returns:
+        Its entry, and the problems found; with any, the plugin must not be registered.
+    """
+    label, path = built.settings.label, built.settings.path
+    declared, found = inspect_plugin(pluggy_manager, built.plugin)
+    entry = Entry(built, declared)
+    problems = [problem.under(built.settings.plugin_setting) for problem in found]
+    for other in others:
+        if other.label == label:
+            problems.append(Problem(path, label, "a label that no other plugin of the run has"))
+        if other.plugin is built.plugin:
+            hint = f"it is registered as {other.label!r} already"
+            problems.append(Problem(path, describe(built.plugin), "one object for each label", hint))
+        for part in sorted(declared.provides & other.declared.provides & EXCLUSIVE):
+            given = Described(f"{part} from {label!r} ({entry.source}) and {other.label!r} ({other.source})")
+            problems.append(Problem(path, given, f"one plugin that provides {part}", "remove one of the two"))
+    return entry, problems
+
+
+def group_problems(built: BuiltPlugin, estimator: str, has_groups: bool | None) -> list[Problem]:
+    """Say so if the plugin compares rollouts of one prompt and a prompt has only one.
+
+    Args:
+        built: a plugin; ``needs_groups = True`` on it says that it does.
+        estimator: the run's advantage estimator.
+        has_groups: whether ``rollout.n > 1``; None judges by the estimator.
+    """
+    grouped = estimator in GROUP_ESTIMATORS if has_groups is None else has_groups
+    if grouped or not getattr(built.plugin, "needs_groups", False):
+        return []
+    scorer = _component_name(built.plugin, "scorer")
+    setting = f"{built.settings.path}.scorer.name" if scorer else built.settings.plugin_setting
+    given = scorer or built.settings.plugin
+    hint = f"it compares rollouts of one prompt; in this run ({estimator!r}) a prompt has one: set rollout.n > 1"
+    return [Problem(setting, given, "what needs one rollout a prompt", hint)]
+
+
+def unconfigured(label: str, plugin: object, warmup_step: int) -> BuiltPlugin:
+    """Wrap a plugin object that a program made itself."""
+    cls = plugin if isinstance(plugin, type) else type(plugin)
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    return BuiltPlugin(plugin, PluginSettings(label, name, f"dataflex.plugins.{label}", warmup_step))
+
+
+def _component_name(plugin: Any, attribute: str) -> str | None:
+    name = getattr(getattr(plugin, attribute, None), "name", None)
+    return name if isinstance(name, str) else None

@@ -1,0 +1,156 @@
+"""The four hooks. Signatures and contracts only; everything runs in the trainer process, never in a worker.
+
+A plugin implements any of them with :data:`dataflex_hooks.hookimpl` and may leave out arguments it does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from dataflex_hooks.batch import DomainStats, PromptBatch, RolloutBatch
+from dataflex_hooks.context import StepContext
+from dataflex_hooks.decisions import DomainDecision, RewardDecision, RolloutDecision, UpdateDecision
+from dataflex_hooks.markers import hookspec
+
+
+@hookspec
+def pre_rollout(candidates: PromptBatch, ctx: StepContext) -> RolloutDecision | None:
+    """Decide which candidate prompts are worth generating for. Not called yet in this version.
+
+    Fires when candidate prompts have been drawn from the dataset, before they are fetched, tokenised and submitted to
+    rollout; for refills and asynchronous warm-up too. Runs in the trainer process.
+
+    Args:
+        candidates: n prompts as dataset rows, with domains and static columns, each (n,).
+        ctx: step, local update, mode, estimator, the previous step's metrics.
+
+    Returns:
+        A RolloutDecision: ``admit`` masks are combined with AND; ``priority`` and ``rollouts`` have one owner each.
+        None admits every candidate, in the order drawn, with the configured number of rollouts.
+
+    Raises:
+        Anything: stops the run with the plugin's label, distribution, hook and step. Until the trainer calls this hook,
+        a plugin that implements it is refused at start, so that nothing is ignored in silence.
+
+    Example::
+
+        class SkipLongPrompts:
+            @hookimpl
+            def pre_rollout(self, candidates, ctx):
+                length = torch.from_numpy(candidates.columns["prompt_length"])
+                return RolloutDecision(admit=length < 2048)
+
+    Since: 0.1 (specified, not called).
+    """
+
+
+@hookspec
+def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
+    """Replace rewards.
+
+    Fires when the rewards of all rollouts of the step are known, before verl balances the batch and before any log-prob
+    pass. Runs in the trainer process.
+
+    Args:
+        batch: bs rows of T response tokens: rewards (``rm_scores``, raw outcome before KL), uid, lengths, dataset
+            columns, and the fields the plugin lists in ``requires["post_reward"]``. Read-only.
+        ctx: step, local update, mode, estimator, the previous step's metrics.
+
+    Returns:
+        A RewardDecision: new rewards, (bs,) or per token, in place of the old. One owner: the plugin says
+        ``provides = {"rewards"}``, two that do are refused at start. The owner runs first, the others see its rewards.
+        None leaves the rewards alone.
+
+    Raises:
+        Anything: stops the run with the plugin's label, distribution, hook and step.
+
+    Example::
+
+        class HalveRewards:
+            provides = {"rewards"}
+
+            @hookimpl
+            def post_reward(self, batch, ctx):
+                return RewardDecision(rewards=batch.rewards / 2)
+
+    Since: 0.1.
+    """
+
+
+@hookspec
+def post_advantage(batch: RolloutBatch, ctx: StepContext) -> UpdateDecision | None:
+    """Decide which responses or tokens enter the update, and how much each counts.
+
+    Fires when advantages have been computed, before the critic and the actor are updated. Runs in the trainer process.
+
+    Args:
+        batch: bs rows of T response tokens: all of ``post_reward``, ``response_mask``, and the fields the plugin lists
+            in ``requires["post_advantage"]`` (``advantages``, ``old_log_probs``, ...). Padding rows are absent.
+            Read-only.
+        ctx: step, local update, mode, estimator, the previous step's metrics.
+
+    Returns:
+        An UpdateDecision. Masks are combined with AND; weights multiply, and those to be normalised are divided so that
+        the kept weights average 1 under the coefficients of the configured loss; ``update_scale`` multiplies;
+        ``skip_update`` of any plugin skips the update. The result does not depend on the order of plugins.
+        None changes nothing.
+
+    Raises:
+        Anything: stops the run with the plugin's label, distribution, hook and step.
+
+    Example::
+
+        class DropHopeless:
+            requires = {"post_advantage": ("rm_scores",)}
+
+            @hookimpl
+            def post_advantage(self, batch, ctx):
+                return UpdateDecision(mask=batch.rewards > 0, reason="no reward")
+
+    Since: 0.1.
+    """
+
+
+@hookspec
+def on_domain_stats(stats: DomainStats, ctx: StepContext) -> DomainDecision | None:
+    """Set the proportions in which domains are sampled next. Not called yet in this version.
+
+    Fires at the end of a step, before a checkpoint is written, when ``step >= warmup_step`` and
+    ``step % update_step == 0``. Runs in the trainer process.
+
+    Args:
+        stats: counts and scores of the step's sessions by domain, each (K,).
+        ctx: step, local update, mode, estimator, the previous step's metrics.
+
+    Returns:
+        A DomainDecision: K proportions that sum to 1. One owner. None keeps the proportions.
+
+    Raises:
+        Anything: stops the run with the plugin's label, distribution, hook and step. Until the trainer calls this hook,
+        a plugin that implements it is refused at start, so that nothing is ignored in silence.
+
+    Example::
+
+        class Uniform:
+            @hookimpl
+            def on_domain_stats(self, stats, ctx):
+                k = len(stats.domains)
+                return DomainDecision(proportions=torch.full((k,), 1 / k))
+
+    Since: 0.1 (specified, not called).
+    """
+
+
+HOOKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "pre_rollout": ("candidates", "ctx"),
+        "post_reward": ("batch", "ctx"),
+        "post_advantage": ("batch", "ctx"),
+        "on_domain_stats": ("stats", "ctx"),
+    },
+)
+"""Argument names of every hook."""
+
+CALLED = frozenset({"post_reward", "post_advantage"})
+"""The hooks that this version's trainer calls."""

@@ -1,0 +1,78 @@
+"""From a plugin's settings to a plugin object."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dataflex_hooks import discovery
+from dataflex_hooks.config import PluginSettings
+from dataflex_hooks.construct import Signature, construct
+from dataflex_hooks.errors import ConfigError, Problem, nearest
+from dataflex_hooks.registry import KINDS, REGISTRY, USED_BY
+
+
+@dataclass(frozen=True)
+class BuiltPlugin:
+    """A plugin object with its settings and the distribution it came from."""
+
+    plugin: object
+    settings: PluginSettings
+    distribution: str | None = None
+    version: str | None = None
+    shared_taken: frozenset[str] = frozenset()
+
+
+def build_plugin(settings: PluginSettings, shared: Mapping[str, object]) -> BuiltPlugin:
+    """Load the plugin and construct it.
+
+    Args:
+        settings: one plugin's.
+        shared: top-level settings for every plugin whose constructor names them; the plugin's own win.
+
+    Raises:
+        ConfigError: everything wrong, with full setting paths.
+    """
+    try:
+        loaded = discovery.load(settings.plugin)
+    except ConfigError as error:
+        raise ConfigError(error.under(settings.plugin_setting)) from error.__cause__
+    if loaded is None:
+        raise ConfigError([_unknown(settings.plugin).under(settings.plugin_setting), *_as_if_meant(settings, shared)])
+    target = loaded.target
+    if not (inspect.isclass(target) or inspect.isroutine(target)):
+        given = discovery.describe(target)
+        cls = type(target)
+        hint = f"point the entry point at the class: {cls.__module__}:{cls.__qualname__}"
+        raise ConfigError(
+            [Problem(settings.plugin_setting, given, "a plugin class, or a function that returns a plugin", hint)]
+        )
+    named = Signature.of(target).known
+    taken = {name: value for name, value in shared.items() if name in named}
+    try:
+        plugin = construct(target, settings.keywords, taken)
+    except ConfigError as error:
+        raise ConfigError(error.under(settings.path)) from error.__cause__
+    return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version, frozenset(taken))
+
+
+def _as_if_meant(settings: PluginSettings, shared: Mapping[str, object]) -> list[Problem]:
+    """Return what else is wrong, read as settings of the plugin whose name was probably meant."""
+    meant = nearest(settings.plugin, discovery.entry_point_names())
+    if meant is None:
+        return []
+    try:
+        build_plugin(replace(settings, plugin=meant), shared)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _unknown(name: str) -> Problem:
+    kind = next((kind for kind in KINDS if name in REGISTRY.names(kind)), None)
+    problem = discovery.unknown_name(name, discovery.entry_point_names(), "the name of an installed plugin")
+    if kind is None:
+        return problem
+    role = "scorer" if kind == "scorer" else f"actuator of mechanism {USED_BY[kind]!r}"
+    return Problem("", name, problem.accepted, f"{name!r} is a {kind}: name it as {role}")

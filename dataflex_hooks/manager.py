@@ -1,0 +1,246 @@
+"""One manager per run: discovers, checks and registers plugins, calls them one by one, and merges what they return."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import pluggy
+from omegaconf import DictConfig
+
+from dataflex_hooks import hookspecs
+from dataflex_hooks.batch import ALIASES, RolloutBatch
+from dataflex_hooks.coefficients import LossCoefficients
+from dataflex_hooks.config import DataFlexConfig, read
+from dataflex_hooks.context import StepContext
+from dataflex_hooks.decisions import DECISION_OF, ResolvedUpdate, given_parts, resolve_rewards, resolve_update
+from dataflex_hooks.discovery import describe
+from dataflex_hooks.entries import Entry, admit, group_problems, unconfigured
+from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
+from dataflex_hooks.loader import BuiltPlugin, build_plugin
+from dataflex_hooks.markers import GROUP
+from dataflex_hooks.merge import MaskScale, MergedReward, MergedUpdate, merge_resolved
+
+_log = logging.getLogger("dataflex_hooks")
+R = TypeVar("R")
+
+
+class HookManager:
+    """The plugins of one run.
+
+    Args:
+        plugins: plugin objects by label, in call order; for tests and programs. A run uses :meth:`from_config`.
+
+    Attributes:
+        config: the validated ``dataflex`` block; defaults when not built from one.
+
+    Raises:
+        ConfigError: a plugin fails the checks at registration.
+    """
+
+    def __init__(self, plugins: Mapping[str, object] | None = None) -> None:
+        self.config = DataFlexConfig()
+        self._pluggy = pluggy.PluginManager(GROUP)
+        self._pluggy.add_hookspecs(hookspecs)
+        self._entries: dict[str, Entry] = {}
+        self._disabled: set[str] = set()
+        for label, plugin in (plugins or {}).items():
+            self.register(label, plugin)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any] | DictConfig | None,
+        *,
+        estimator: str,
+        has_groups: bool | None,
+        extra_plugins: Mapping[str, object] | None = None,
+    ) -> HookManager:
+        """Build the plugins that a ``dataflex`` block names.
+
+        Args:
+            config: what stands under ``dataflex``, or None.
+            estimator: advantage estimator of the run.
+            has_groups: whether a prompt has several rollouts (``rollout.n > 1``); None judges by the estimator.
+            extra_plugins: plugin objects by label, called after the configured ones.
+
+        Raises:
+            ConfigError: with every problem of the block, of the plugins' constructors and of their registration.
+        """
+        manager = cls()
+        manager.config, problems = read(config)
+        taken: set[str] = set()
+        for settings in manager.config.plugins:
+            try:
+                built = build_plugin(settings, manager.config.shared)
+            except ConfigError as error:
+                problems += error.problems
+                continue
+            taken |= built.shared_taken
+            problems += group_problems(built, estimator, has_groups) + manager._admit(built)
+        for label, plugin in (extra_plugins or {}).items():
+            built = unconfigured(label, plugin, warmup_step=0)
+            problems += group_problems(built, estimator, has_groups) + manager._admit(built)
+        if "normalize" in manager.config.shared and "normalize" not in taken and not problems:
+            given = manager.config.shared["normalize"]
+            problems.append(Problem("dataflex.normalize", given, "nothing here: no configured plugin takes it"))
+        if problems:
+            raise ConfigError(problems)
+        return manager
+
+    def register(self, label: str, plugin: object, warmup_step: int = 0) -> None:
+        """Add a plugin object under a new label, called after those before it.
+
+        Raises:
+            ConfigError: with everything wrong with it.
+        """
+        problems = self._admit(unconfigured(label, plugin, warmup_step))
+        if problems:
+            raise ConfigError(problems)
+
+    def _admit(self, built: BuiltPlugin) -> list[Problem]:
+        entry, problems = admit(self._pluggy, built, self._entries.values())
+        if not problems:
+            self._pluggy.register(entry.plugin, name=entry.label)
+            self._entries[entry.label] = entry
+        return problems
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels in call order."""
+        return tuple(self._entries)
+
+    def plan(self) -> list[dict[str, Any]]:
+        """Describe the plugins in call order, in plain values: what runs, from where, when, and what it may decide."""
+        return [entry.describe() for entry in self._entries.values()]
+
+    def _called_at(self, hook: str, step: int) -> list[Entry]:
+        return [
+            entry
+            for entry in self._entries.values()
+            if entry.is_called(hook, step) and entry.label not in self._disabled
+        ]
+
+    def active(self, hook: str, step: int) -> bool:
+        """Whether any plugin will be called for ``hook`` at ``step``."""
+        return bool(self._called_at(hook, step))
+
+    def required_fields(self, hook: str, step: int) -> frozenset[str]:
+        """Batch fields that the plugins called for ``hook`` at ``step`` declare, under the names they are stored by.
+
+        ``uid`` is in the row keys and not among them.
+        """
+        declared = {name for entry in self._called_at(hook, step) for name in entry.declared.requires.get(hook, ())}
+        return frozenset(ALIASES.get(name, name) for name in declared) - {"uid"}
+
+    def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> MergedReward | None:
+        """Call ``post_reward``: the owner of rewards first, then the others with its rewards in the batch.
+
+        Returns:
+            The replaced rewards, or None when nobody replaced them.
+
+        Raises:
+            PluginError: a plugin failed, or returned what it must not.
+        """
+        merged: MergedReward | None = None
+        for entry in sorted(
+            self._called_at("post_reward", ctx.step), key=lambda e: "rewards" not in e.declared.provides
+        ):
+            resolved = self._decide(entry, "post_reward", batch, ctx, resolve_rewards)
+            if resolved is not None:
+                merged = MergedReward(rewards=resolved[0], label=entry.label, per_token=resolved[1])
+                batch = batch.with_token_field("rm_scores", merged.rewards)
+        return merged
+
+    def post_advantage(
+        self,
+        batch: RolloutBatch,
+        ctx: StepContext,
+        coefficients: LossCoefficients,
+        mask_scale: MaskScale = "none",
+    ) -> MergedUpdate:
+        """Call ``post_advantage`` and merge the decisions; see :func:`dataflex_hooks.merge.merge_update`.
+
+        Raises:
+            PluginError: a plugin failed, or returned what it must not.
+        """
+        resolved: list[ResolvedUpdate] = []
+        metrics: dict[str, float] = {}
+        for entry in self._called_at("post_advantage", ctx.step):
+            started = time.perf_counter()
+            decision = self._decide(entry, "post_advantage", batch, ctx, resolve_update)
+            metrics[f"dataflex/{entry.label}/time_s"] = time.perf_counter() - started
+            if decision is not None:
+                resolved.append(decision)
+        merged = merge_resolved(resolved, batch, coefficients, mask_scale)
+        merged.metrics.update(metrics)
+        merged.metrics.update({f"dataflex/{label}/disabled": 1.0 for label in sorted(self._disabled)})
+        return merged
+
+    def _decide(
+        self,
+        entry: Entry,
+        hook: str,
+        batch: RolloutBatch,
+        ctx: StepContext,
+        resolve: Callable[[Any, RolloutBatch, Origin], R],
+    ) -> R | None:
+        origin = entry.origin(hook, ctx.step)
+        try:
+            decision = self._call(entry, hook, batch=batch, ctx=ctx)
+            self._check(entry, decision, origin)
+            resolved = None if decision is None else resolve(decision, batch, origin)
+        except Exception as error:
+            _refuse_mutation(batch, origin, error)
+            if entry.built.settings.on_error == "disable":
+                _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
+                self._disabled.add(entry.label)
+                return None
+            if isinstance(error, PluginError):
+                raise
+            raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+        _refuse_mutation(batch, origin, None)
+        return resolved
+
+    def _call(self, entry: Entry, hook: str, **arguments: object) -> object:
+        # A multicall returns results last-in first-out without the Nones: they could not be told apart by plugin.
+        others = [other.plugin for other in self._entries.values() if other is not entry]
+        results = self._pluggy.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+        return results[0] if results else None
+
+    def _check(self, entry: Entry, decision: object, origin: Origin) -> None:
+        wanted = DECISION_OF[origin.hook]
+        if decision is None:
+            return
+        if not isinstance(decision, wanted):
+            raise DecisionError(origin, f"must return {wanted.__name__} or None, got {describe(decision)}")
+        undeclared = given_parts(decision) - entry.declared.provides
+        if undeclared:
+            declared = ", ".join(sorted(entry.declared.provides)) or "nothing"
+            text = f"returned {', '.join(sorted(undeclared))}, but provides only {declared}: add it to `provides`"
+            raise DecisionError(origin, text)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of every plugin that has a ``state_dict`` method, by label."""
+        plugins = {label: entry.plugin for label, entry in self._entries.items()}
+        return {label: plugin.state_dict() for label, plugin in plugins.items() if hasattr(plugin, "state_dict")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give every plugin its saved state; warn of state without a plugin and of plugins without state."""
+        stateful = {
+            label: entry.plugin for label, entry in self._entries.items() if hasattr(entry.plugin, "load_state_dict")
+        }
+        for label in sorted(state.keys() ^ stateful.keys()):
+            where = "the checkpoint, but not the run," if label in state else "the run, but not the checkpoint,"
+            _log.warning("%s has state for plugin %r: it starts afresh or is dropped", where, label)
+        for label in stateful.keys() & state.keys():
+            stateful[label].load_state_dict(state[label])
+
+
+def _refuse_mutation(batch: RolloutBatch, origin: Origin, cause: Exception | None) -> None:
+    changed = batch.mutated()
+    if changed:
+        text = f"changed {', '.join(changed)} in place; batches are read-only: work on a copy (tensor.clone())"
+        raise DecisionError(origin, text) from cause

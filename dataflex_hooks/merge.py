@@ -1,0 +1,164 @@
+"""How decisions of several plugins become one weight per token, and one reward per token.
+
+``w = mask_scale * normalise(mask * product of normalised factors) * product of raw factors * update_scale``
+
+Everything is computed in float64 and in an order that neither the configuration nor the position of rows changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.coefficients import LossCoefficients
+from dataflex_hooks.decisions import ResolvedUpdate, UpdateDecision, resolve_update
+from dataflex_hooks.errors import DecisionError, Origin
+from dataflex_hooks.merge_metrics import exact_sum, update_metrics
+
+MaskScale = Literal["none", "kept"]
+
+
+@dataclass(frozen=True)
+class LabelledDecision:
+    """A decision and the label of the plugin that made it; ``origin`` says more about it in errors."""
+
+    label: str
+    decision: UpdateDecision
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True)
+class MergedUpdate:
+    """The merged decision of one update.
+
+    Attributes:
+        weights: (T,) float32, factor on each token's policy-gradient term; 0 at tokens that the loss does not count.
+            ``update_scale`` is in it already; the trainer's own importance weights are not.
+        row_keep: (bs,) bool, rows with at least one kept valid token.
+        token_mask: (T,) bool, tokens no plugin masked.
+        per_token: whether any decision distinguished tokens within a response.
+        update_scale: product of the plugins' scales.
+        skip_update: whether any plugin asked for no optimizer step.
+        changed: False when no plugin gave a mask, weights or a scale: there is nothing to write.
+        metrics: under ``dataflex/``; see :func:`dataflex_hooks.merge_metrics.update_metrics`.
+    """
+
+    weights: Tensor
+    row_keep: Tensor
+    token_mask: Tensor
+    per_token: bool
+    update_scale: float
+    skip_update: bool
+    changed: bool
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class MergedReward:
+    """Replaced rewards: (T,) float32 token rewards, the owner's label, and whether it gave them per token."""
+
+    rewards: Tensor
+    label: str
+    per_token: bool
+
+
+def merge_update(
+    decisions: Sequence[LabelledDecision],
+    batch: RolloutBatch,
+    coefficients: LossCoefficients,
+    mask_scale: MaskScale = "none",
+) -> MergedUpdate:
+    """Check and merge the decisions of one update; labels are distinct, their order does not matter.
+
+    Args:
+        decisions: one a plugin.
+        batch: the global batch, without padding rows; needs ``response_mask``, as the loss will see it.
+        coefficients: what the loss gives each token; normalised weights average 1 under them over kept valid tokens.
+        mask_scale: ``"kept"`` divides by the kept share of the coefficients, so that a mask does not shrink the
+            gradient.
+
+    Raises:
+        DecisionError: a decision is malformed, distinguishes tokens though the loss cannot, or overflows float32.
+    """
+    resolved = [resolve_update(d.decision, batch, d.origin or Origin(d.label, "post_advantage")) for d in decisions]
+    return merge_resolved(resolved, batch, coefficients, mask_scale)
+
+
+def merge_resolved(
+    decisions: Sequence[ResolvedUpdate],
+    batch: RolloutBatch,
+    coefficients: LossCoefficients,
+    mask_scale: MaskScale = "none",
+) -> MergedUpdate:
+    """Merge decisions that :func:`~dataflex_hooks.decisions.resolve_update` has checked; see :func:`merge_update`."""
+    decisions = sorted(decisions, key=lambda decision: decision.label)
+    tokenwise = [d.origin for d in decisions if d.keep_per_token or d.factor_per_token]
+    if tokenwise and not coefficients.per_token:
+        source = f" ({coefficients.source})" if coefficients.source else ""
+        text = f"decides per token, but the loss{source} is not linear in per-token weights: decide per response"
+        raise DecisionError(tokenwise[0], text)
+
+    valid = batch.response_mask
+    coefficient = coefficients.values(batch, valid)
+    token_mask = torch.ones_like(valid)
+    factor: Tensor | None = None
+    raw = torch.ones_like(coefficient)
+    update_scale = 1.0
+    for decision in decisions:
+        if decision.keep is not None:
+            token_mask &= _per_token(decision.keep, decision.keep_per_token, batch)
+        if decision.factor is not None:
+            weights = _per_token(decision.factor, decision.factor_per_token, batch)
+            if decision.normalize:
+                factor = _near_one(weights) if factor is None else factor * _near_one(weights)
+            else:
+                raw *= weights
+        if decision.update_scale is not None:
+            update_scale *= decision.update_scale
+
+    kept = token_mask & valid
+    weights = kept.to(torch.float64)
+    if factor is not None:
+        weights = _normalise(torch.where(kept, factor, 0.0), coefficient, kept, batch)
+    if mask_scale == "kept" and bool(kept.any()):
+        weights *= exact_sum(coefficient, batch) / exact_sum(torch.where(kept, coefficient, 0.0), batch)
+    # Zero wins over whatever a raw factor holds at a token that is masked.
+    merged = torch.where(weights > 0, weights * raw * update_scale, 0.0).to(torch.float32)
+    if not bool(torch.isfinite(merged).all()):
+        scaling = [d.origin for d in decisions if d.factor is not None or d.update_scale is not None]
+        labels = ", ".join(repr(origin.label) for origin in scaling)
+        raise DecisionError(scaling[0], f"the product of weights and scales of {labels} overflows float32")
+    return MergedUpdate(
+        weights=merged,
+        row_keep=torch.bincount(batch.row_of_token[kept], minlength=batch.bs) > 0,
+        token_mask=token_mask,
+        per_token=bool(tokenwise),
+        update_scale=update_scale,
+        skip_update=any(decision.skip_update for decision in decisions),
+        changed=any(d.keep is not None or d.factor is not None or d.update_scale is not None for d in decisions),
+        metrics=update_metrics(decisions, merged, kept, coefficient, batch),
+    )
+
+
+def _per_token(values: Tensor, per_token: bool, batch: RolloutBatch) -> Tensor:
+    return values if per_token else batch.expand_rows(values)
+
+
+def _near_one(factor: Tensor) -> Tensor:
+    """Scale by a power of two, exact in floating point, so that products of large or tiny factors stay finite."""
+    largest = float(factor.max()) if len(factor) else 0.0
+    return torch.ldexp(factor, torch.tensor(-math.frexp(largest)[1])) if largest > 0 else factor
+
+
+def _normalise(weights: Tensor, coefficient: Tensor, kept: Tensor, batch: RolloutBatch) -> Tensor:
+    """Divide so that kept weights average 1 under the coefficients; all zero if that is impossible."""
+    weighted = exact_sum(coefficient * weights, batch)
+    if weighted == 0.0:
+        return torch.zeros_like(weights)
+    return weights / (weighted / exact_sum(torch.where(kept, coefficient, 0.0), batch))

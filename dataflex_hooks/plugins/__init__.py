@@ -1,0 +1,1 @@
+"""The built-in mechanism plugins, found through entry points and written with public names, as any other plugin."""

@@ -1,0 +1,84 @@
+"""What the built-in mechanisms share: one scorer, one actuator, and the scores in the form the actuator wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.components import Accepts, Component, Layout, Scorer
+from dataflex_hooks.construct import build_component
+from dataflex_hooks.context import StepContext
+from dataflex_hooks.errors import ConfigError, Problem
+
+
+def build_pair(
+    kind: str, scorer: object, actuator: object, domains: Sequence[str] | None, window: int | None
+) -> tuple[Scorer, Component]:
+    """Build a scorer and the actuator of the given kind that it feeds.
+
+    Raises:
+        ConfigError: everything wrong with either, with settings below ``scorer`` and ``actuator``.
+    """
+    problems: list[Problem] = []
+    host: dict[str, object] = {"domains": domains, "window": window}
+    built_scorer: Scorer | None = None
+    try:
+        built_scorer = cast(Scorer, build_component("scorer", scorer, host))
+    except ConfigError as error:
+        problems += error.under("scorer")
+    else:
+        problems += _timing_problems(built_scorer)
+    try:
+        built_actuator = build_component(kind, actuator, {**host, "scorer": built_scorer})
+    except ConfigError as error:
+        problems += error.under("actuator")
+    if problems or built_scorer is None:
+        raise ConfigError(problems)
+    return built_scorer, built_actuator
+
+
+def _timing_problems(scorer: Scorer) -> list[Problem]:
+    if scorer.timing != "in_loss":
+        return []
+    reason = "it needs the forward pass of the update itself, which starts after the last hook"
+    return [Problem("scorer.name", scorer.name, "a scorer that can run before the loss", reason)]
+
+
+def pair_requires(scorer: Scorer, actuator: Component) -> dict[str, tuple[str, ...]]:
+    """Return the fields that both read at ``post_advantage``, as a plugin declares them."""
+    return {"post_advantage": tuple(sorted({*scorer.requires, *actuator.requires, "response_mask"}))}
+
+
+def scores_for(scorer: Scorer, batch: RolloutBatch, ctx: StepContext, accepts: Accepts, layout: Layout) -> Tensor:
+    """Run the scorer and bring its scores to the granularity and layout that an actuator takes.
+
+    Token scores become response scores as means over valid tokens, response scores session scores as means over the
+    rows of a session; coarser scores are broadcast.
+
+    Returns:
+        float32: (bs,); or per token, (T,) for ``jagged`` and (bs, Lmax) for ``padded``.
+
+    Raises:
+        TypeError, ValueError: the scorer returned no tensor, a wrong shape, or values that are not finite.
+    """
+    given = scorer.score(batch, ctx.step, **ctx.keywords())
+    if not isinstance(given, Tensor):
+        raise TypeError(f"scorer {scorer.name!r} must return a torch.Tensor, got {type(given).__name__}")
+    try:
+        scores, per_token = batch.align(given.detach().to(torch.float32))
+    except ValueError as error:
+        raise ValueError(f"scorer {scorer.name!r} returned scores of a wrong shape: {error}") from error
+    # At tool tokens a log-prob or an advantage may be anything.
+    if not bool(torch.isfinite(scores[batch.response_mask] if per_token else scores).all()):
+        raise ValueError(f"scorer {scorer.name!r} returned NaN or infinite scores")
+    if per_token and accepts == "response":
+        scores, per_token = batch.mean_over_tokens(scores), False
+    if not per_token and scorer.granularity in ("token", "response"):
+        scores = batch.expand_sessions(batch.per_session(scores))
+    if not per_token and accepts == "token":
+        scores, per_token = batch.expand_rows(scores), True
+    return batch.to_padded(scores) if per_token and layout == "padded" else scores

@@ -1,0 +1,48 @@
+"""Keep the highest-scored share of the responses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.components import Selector
+from dataflex_hooks.parameters import ParameterChecks
+from dataflex_hooks.registry import register_selector
+
+
+@register_selector("topk_fraction")
+class TopkFraction(Selector):
+    """Keep the ``k = max(1, floor(fraction * n + 0.5))`` best of the n sessions of the step, over all groups.
+
+    Ties break by prompt, response, session and output (``batch.tie_rank``), so that the same responses are kept
+    wherever they stand in the batch.
+
+    Args:
+        fraction: share to keep, in (0, 1].
+        largest: True keeps the highest scores, False the lowest.
+    """
+
+    requires = ("prompts", "responses")
+    layout = "jagged"
+
+    def __init__(self, fraction: float = 0.5, largest: bool = True, **kwargs: object) -> None:
+        checks = ParameterChecks()
+        self.fraction = checks.number("fraction", fraction, above=0, at_most=1)
+        self.largest = checks.flag("largest", largest)
+        checks.finish()
+
+    def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:
+        """Return the kept row indices for (bs,) scores: all rows of the kept sessions."""
+        k = max(1, math.floor(self.fraction * batch.n_sessions + 0.5))
+        final = batch.is_final
+        session = batch.session[final]
+        signed = -scores[final] if self.largest else scores[final]
+        best = np.lexsort((batch.tie_rank[final].cpu().numpy(), signed.cpu().numpy()))[:k]
+        kept = torch.zeros(batch.n_sessions, dtype=torch.bool, device=scores.device)
+        kept[session[torch.from_numpy(best).to(scores.device)]] = True
+        return batch.expand_sessions(kept).nonzero().flatten()
