@@ -1,0 +1,127 @@
+"""Everything that a demo run reads, made once and kept under a key of its settings and of this package's code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+from transformers.utils import logging as transformers_logging
+
+from dataflex_verl.demo.model import make_model
+from dataflex_verl.demo.tasks import make_splits, write_parquet
+from dataflex_verl.demo.tokenizer import make_tokenizer
+from dataflex_verl.demo.warm_start import WarmStart, warm_start
+
+HERE = Path(__file__).parent
+SOURCES = ("tasks.py", "tokenizer.py", "model.py", "warm_start.py", "reward.py", "build.py")
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Sizes of the demo.
+
+    Attributes:
+        train_per_domain: training tasks a domain.
+        val_per_domain: validation tasks a domain.
+        hidden: width of the model.
+        layers: transformer blocks of the model.
+        warm_start: settings of the supervised start.
+    """
+
+    train_per_domain: int = 160
+    val_per_domain: int = 24
+    hidden: int = 64
+    layers: int = 2
+    warm_start: WarmStart = field(default_factory=WarmStart)
+
+
+@dataclass(frozen=True)
+class DemoFiles:
+    """Where the demo's files are. The reward function in ``reward_path`` is called ``compute_score``."""
+
+    model_dir: Path
+    train_parquet: Path
+    val_parquet: Path
+    reward_path: Path
+
+
+def build_demo(directory: str | Path, seed: int = 0, settings: DemoSettings | None = None) -> DemoFiles:
+    """Make tasks, tokenizer, warm-started model and reward file, or find those made before.
+
+    Files are written to a temporary folder that is renamed when complete, so an interrupted or concurrent call leaves
+    nothing half made behind. Prints nothing.
+
+    Args:
+        directory: cache folder; made if absent. Each combination of seed, settings and code has a folder of its own in it.
+        seed: decides the splits, the initial weights and the warm start.
+        settings: sizes; the defaults take about 12 seconds on one core.
+    """
+    settings = settings or DemoSettings()
+    directory = Path(directory).expanduser().resolve()
+    home = directory / f"demo-{_content_key(seed, settings)}"
+    if not home.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=f".{home.name}-", dir=directory))
+        try:
+            _write(making, seed, settings)
+            _publish(making, home)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    return DemoFiles(
+        model_dir=home / "model",
+        train_parquet=home / "train.parquet",
+        val_parquet=home / "val.parquet",
+        reward_path=home / "reward.py",
+    )
+
+
+def _content_key(seed: int, settings: DemoSettings) -> str:
+    digest = hashlib.sha256()
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    digest.update(json.dumps([seed, asdict(settings), versions], sort_keys=True).encode())
+    for name in SOURCES:
+        digest.update((HERE / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _write(folder: Path, seed: int, settings: DemoSettings) -> None:
+    splits = make_splits(seed, settings.train_per_domain, settings.val_per_domain)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed, settings.hidden, settings.layers)
+    warm_start(model, tokenizer, splits.warm_start, seed, settings.warm_start)
+    with _no_progress_bar():
+        model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    write_parquet(splits.train, folder / "train.parquet", "train")
+    write_parquet(splits.val, folder / "val.parquet", "val")
+    shutil.copyfile(HERE / "reward.py", folder / "reward.py")
+
+
+def _publish(making: Path, home: Path) -> None:
+    """Rename ``making`` to ``home``; when another process was faster, its equal folder stays."""
+    making.chmod(0o755)
+    try:
+        os.rename(making, home)
+    except OSError:
+        if not home.is_dir():
+            raise
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
