@@ -1,0 +1,122 @@
+"""Hooks that run when a verl module is imported and fit it to a CPU. Installed only under ``VERL_PLATFORM=cpu``.
+
+Each entry names the verl module, what it does there and why verl's own code cannot be used as it is. None of them
+touches a loss, an estimator or a trainer step.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from types import ModuleType
+from typing import Any
+
+import wrapt
+
+ROLLOUT_NAME = "transformers"
+
+# Set before Ray starts, so every worker inherits them; a value of the user's own wins.
+_ENVIRONMENT = {
+    # verl registers its FSDP engines for cuda and npu; the same classes run on the CPU.
+    "VERL_ENGINE_DEVICE": "cuda",
+    # TransferQueue asks for 8 threads at every transfer, warns each time and resizes torch's pool back and forth.
+    "TQ_NUM_THREADS": "1",
+}
+
+
+class _OncePerMessage(logging.Filter):
+    """Lets each distinct text through once: verl repeats one note for every single rollout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if text in self._seen:
+            return False
+        self._seen.add(text)
+        return True
+
+
+def install_local_backend() -> None:
+    """Register the CPU platform and the rollout, and the post-import hooks below."""
+    from verl.plugin.platform import PlatformRegistry
+
+    from dataflex_verl.local.platform import CPUPlatform
+
+    PlatformRegistry.register(platform="cpu")(CPUPlatform)
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for module_name, hook in _HOOKS:
+        wrapt.register_post_import_hook(hook, module_name)
+
+
+def _use_gloo(module: ModuleType) -> None:
+    # verl asks for "cpu:gloo,<device>:<backend>", which names the CPU twice here and torch refuses that.
+    module.initialize_global_process_group_ray = functools.partial(
+        module.initialize_global_process_group_ray, backend="gloo"
+    )
+
+
+def _register_replica(module: ModuleType) -> None:
+    def load() -> type:
+        from dataflex_verl.local.rollout import TransformersReplica
+
+        return TransformersReplica
+
+    module.RolloutReplicaRegistry.register(ROLLOUT_NAME, load)
+
+
+def _register_adapter(module: ModuleType) -> None:
+    module._ROLLOUT_REGISTRY[(ROLLOUT_NAME, "async")] = "dataflex_verl.local.rollout.TransformersAdapter"
+
+
+def _offload_without_pinning(module: ModuleType) -> None:
+    # The reference policy uses CPUOffloadPolicy(pin_memory=True); pinning needs an accelerator.
+    policy = module.CPUOffloadPolicy
+
+    def unpinned(*args: Any, **kwargs: Any) -> Any:
+        return policy(pin_memory=False)
+
+    module.CPUOffloadPolicy = unpinned
+
+
+def _value_head_without_flash_attention(module: ModuleType) -> None:
+    # verl hard-codes attn_implementation="flash_attention_2" for the critic.
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+        )
+
+    module.load_valuehead_model = load_valuehead_model
+
+
+def _poll_often(module: ModuleType) -> None:
+    # The buffer looks for finished rollouts every two seconds: on a tiny model that is most of a step.
+    original = module.ReplayBuffer.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("poll_interval", 0.05)
+        original(self, *args, **kwargs)
+
+    module.ReplayBuffer.__init__ = init
+
+
+def _note_once(module: ModuleType) -> None:
+    module.logger.addFilter(_OncePerMessage())
+
+
+_HOOKS = (
+    ("verl.utils.tokenizer.continuous_token_wiring", _note_once),
+    ("verl.utils.distributed", _use_gloo),
+    ("verl.workers.rollout.replica", _register_replica),
+    ("verl.workers.rollout.base", _register_adapter),
+    ("verl.workers.engine.fsdp.transformer_impl", _offload_without_pinning),
+    ("verl.utils.model", _value_head_without_flash_attention),
+    ("verl.trainer.ppo.v1.replay_buffer", _poll_often),
+)
