@@ -1,0 +1,179 @@
+"""Builders of batches and of installed distributions."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dataflex_hooks as dh
+from dataflex_hooks import discovery
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model output. Token values are given per token; a single number stands for every token."""
+
+    uid: str
+    session: int = 0
+    output: int = 0
+    length: int = 2
+    reward: float = 0.0
+    advantage: float | tuple[float, ...] = 0.0
+    log_prob: float | tuple[float, ...] = -0.5
+    mask: int | tuple[int, ...] = 1
+    tokens: tuple[int, ...] | None = None
+    prompt: tuple[int, ...] | None = None
+    domain: str = "math"
+
+
+class BatchBuilder:
+    """Builds batches out of rows; the reward lies on a row's last token."""
+
+    Row = Row
+
+    def rows(self, rewards: Sequence[Sequence[float]], **common: Any) -> list[Row]:
+        """One group per inner list, one single-output session per reward."""
+        return [
+            Row(uid=f"uid_{group}", session=session, reward=reward, **common)
+            for group, of_group in enumerate(rewards)
+            for session, reward in enumerate(of_group)
+        ]
+
+    def groups(self, *rewards: Sequence[float], **common: Any) -> dh.RolloutBatch:
+        return self.build(self.rows(rewards, **common))
+
+    def build(self, rows: Sequence[Row], without: Sequence[str] = (), **token_fields: torch.Tensor) -> dh.RolloutBatch:
+        def per_token(name: str, dtype: torch.dtype) -> torch.Tensor:
+            values: list[float] = []
+            for row in rows:
+                given = getattr(row, name)
+                values += given if isinstance(given, tuple) else [given] * row.length
+            return torch.tensor(values, dtype=dtype)
+
+        def offsets(lengths: Sequence[int]) -> torch.Tensor:
+            return torch.tensor([0, *lengths]).cumsum(0)
+
+        seed = {row.uid: 100 + 7 * index for index, row in enumerate(sorted(rows, key=lambda row: row.uid))}
+        responses = [
+            row.tokens or tuple(1000 * row.session + 10 * row.output + seed[row.uid] + t for t in range(row.length))
+            for row in rows
+        ]
+        prompts = [row.prompt or (seed[row.uid], 5) for row in rows]
+        fields: dict[str, torch.Tensor] = {
+            "response_mask": per_token("mask", torch.int64),
+            "rm_scores": torch.cat([torch.tensor([0.0] * (row.length - 1) + [row.reward])[: row.length] for row in rows]),
+            "advantages": per_token("advantage", torch.float32),
+            "old_log_probs": per_token("log_prob", torch.float32),
+            "responses": torch.tensor([token for tokens in responses for token in tokens], dtype=torch.int64),
+            **token_fields,
+        }
+        return dh.RolloutBatch(
+            keys=[f"{row.uid}_{row.session}_{row.output}" for row in rows],
+            offsets=offsets([row.length for row in rows]),
+            fields={"domain": [row.domain for row in rows]},
+            token_fields={name: values for name, values in fields.items() if name not in without},
+            prompts=None
+            if "prompts" in without
+            else (
+                torch.tensor([token for tokens in prompts for token in tokens]),
+                offsets([len(tokens) for tokens in prompts]),
+            ),
+        )
+
+
+@pytest.fixture(scope="session")
+def batches() -> BatchBuilder:
+    return BatchBuilder()
+
+
+@pytest.fixture(scope="session")
+def ctx() -> dh.StepContext:
+    return dh.StepContext(step=3)
+
+
+@pytest.fixture(scope="session")
+def token_mean() -> dh.LossCoefficients:
+    return dh.LossCoefficients("token")
+
+
+def write_distribution(
+    folder: Path, name: str, version: str, entry_points: Mapping[str, str], modules: Mapping[str, str]
+) -> None:
+    """Lay out what pip would have installed: the modules and a dist-info folder."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    listed = "\n".join(f"{point} = {target}" for point, target in entry_points.items())
+    (info / "entry_points.txt").write_text(f"[dataflex_hooks]\n{listed}\n")
+    for module, source in modules.items():
+        (folder / f"{module}.py").write_text(textwrap.dedent(source))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make `select` and `reweight` discoverable where the package is imported from a checkout without being installed."""
+    if {"select", "reweight"} <= set(discovery.entry_point_names()):
+        yield
+        return
+    folder = tmp_path_factory.mktemp("own")
+    points = {
+        "select": "dataflex_hooks.plugins.select:SelectPlugin",
+        "reweight": "dataflex_hooks.plugins.reweight:ReweightPlugin",
+    }
+    write_distribution(folder, "dataflex-verl", dh.__version__, points, {})
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Install a fake distribution for one test: `distribution(name, entry_points, modules, version=...)`."""
+    loaded: list[str] = []
+
+    def install(
+        name: str, entry_points: Mapping[str, str], modules: Mapping[str, str], version: str = "1.2.3"
+    ) -> None:
+        folder = tmp_path / name
+        write_distribution(folder, name, version, entry_points, modules)
+        monkeypatch.syspath_prepend(str(folder))
+        importlib.invalidate_caches()
+        loaded.extend(modules)
+
+    yield install
+    for module in loaded:
+        sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dh.registry.Registry:
+    """The registry of components, restored after the test."""
+    for kind in ("scorer", "selector", "reweighter", "mixer"):
+        dh.REGISTRY.names(kind)
+    copies = {kind: dict(classes) for kind, classes in dh.REGISTRY._classes.items()}
+    monkeypatch.setattr(dh.REGISTRY, "_classes", copies)
+    return dh.REGISTRY
+
+
+@pytest.fixture
+def problems() -> Callable[..., list[str]]:
+    """Build a manager from a bad `dataflex` block; return each problem's text."""
+
+    def collect(
+        block: Mapping[str, Any], estimator: str = "grpo", has_groups: bool | None = True, **extra: Any
+    ) -> list[str]:
+        with pytest.raises(dh.ConfigError) as caught:
+            dh.HookManager.from_config(block, estimator=estimator, has_groups=has_groups, **extra)
+        return [str(problem) for problem in caught.value.problems]
+
+    return collect
