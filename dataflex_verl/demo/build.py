@@ -61,9 +61,9 @@ def build_demo(directory: str | Path, seed: int = 0, settings: DemoSettings | No
     nothing half made behind. Prints nothing.
 
     Args:
-        directory: cache folder; made if absent. Each combination of seed, settings and code has a folder of its own in it.
+        directory: cache folder, made if absent; each combination of seed, settings and code has a folder in it.
         seed: decides the splits, the initial weights and the warm start.
-        settings: sizes; the defaults take about 12 seconds on one core.
+        settings: sizes; the defaults take about 10 seconds on one core.
     """
     settings = settings or DemoSettings()
     directory = Path(directory).expanduser().resolve()

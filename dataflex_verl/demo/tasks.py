@@ -73,8 +73,8 @@ class Domain:
 
 
 DOMAINS: dict[str, Domain] = {
-    "add": Domain("arithmetic", _add, right_share=0.6),
-    "middle": Domain("logic", _middle, right_share=0.45),
+    "add": Domain("arithmetic", _add, right_share=0.7),
+    "middle": Domain("logic", _middle, right_share=0.4),
     "sort": Domain("logic", _sort, right_share=0.35),
 }
 

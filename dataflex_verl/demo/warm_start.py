@@ -1,8 +1,8 @@
 """Supervised warm start: gives the model the skills and, on purpose, bad habits for reinforcement learning to undo.
 
 The first half of the steps teaches right answers only. In the second half the teacher slips: it gives a right answer
-with the domain's ``right_share`` and otherwise one of the task's slips. Sampled at temperature 1, the model then answers
-well in some rollouts of a prompt and badly in others, which is what group-relative advantages learn from.
+with the domain's ``right_share`` and otherwise one of the task's slips. Sampled at temperature 1, the model then
+answers well in some rollouts of a prompt and badly in others, which is what group-relative advantages learn from.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]])
         ``input_ids`` and ``labels``, both ``(len(pairs), longest)`` int64. Labels are ``IGNORED`` but on the answer and
         the end token that follows it.
     """
-    sequences, starts = [], []
-    for question, answer in pairs:
-        user, assistant = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
-        prompt = tokenizer.apply_chat_template([user], tokenize=False, add_generation_prompt=True)
-        whole = tokenizer.apply_chat_template([user, assistant], tokenize=False)
-        starts.append(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]))
-        sequences.append(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    user = [[{"role": "user", "content": question}] for question, _ in pairs]
+    both = [[*turn, {"role": "assistant", "content": answer}] for turn, (_, answer) in zip(user, pairs, strict=True)]
+    prompts = tokenizer.apply_chat_template(user, tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template(both, tokenize=False)
+    starts = [len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+    sequences = tokenizer(whole, add_special_tokens=False)["input_ids"]
     longest = max(map(len, sequences))
     input_ids = torch.full((len(pairs), longest), tokenizer.pad_token_id)
     labels = torch.full((len(pairs), longest), IGNORED)
@@ -61,6 +60,42 @@ def encode(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]])
         input_ids[row, : len(sequence)] = torch.tensor(sequence)
         labels[row, start : len(sequence)] = torch.tensor(sequence[start:])
     return input_ids, labels
+
+
+class _Teacher:
+    """Draws batches of examples: every domain's share of the batch, with right answers or with slips among them."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], seed: int, settings: WarmStart
+    ) -> None:
+        # Rows of one task are neighbours: the right answer, then its slips.
+        pairs = [(task.question, answer) for task in tasks for answer in (task.answer, *task.slips)]
+        self.input_ids, self.labels = encode(tokenizer, pairs)
+        self.slips = torch.tensor([len(task.slips) for task in tasks])
+        self.first_row = (1 + self.slips).cumsum(0) - (1 + self.slips)
+
+        names = [name for name in DOMAINS if any(task.domain == name for task in tasks)]
+        self.members = [torch.tensor([i for i, task in enumerate(tasks) if task.domain == name]) for name in names]
+        weights = torch.tensor([dict(settings.weights).get(name, 1.0) for name in names])
+        self.counts: list[int] = (settings.batch_size * weights / weights.sum()).round().int().tolist()
+        self.right_share = torch.tensor([DOMAINS[name].right_share for name in names])
+        self.right_share = self.right_share.repeat_interleave(torch.tensor(self.counts))
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def draw(self, may_slip: bool) -> tuple[Tensor, Tensor]:
+        """Tokens and labels of one batch, both ``(about batch_size, longest)``."""
+        drawn = torch.cat(
+            [
+                ids[torch.randint(len(ids), (count,), generator=self.generator)]
+                for ids, count in zip(self.members, self.counts, strict=True)
+            ]
+        )
+        rows = self.first_row[drawn]
+        if may_slip:
+            wrong = torch.rand(len(drawn), generator=self.generator) >= self.right_share
+            which = 1 + (torch.rand(len(drawn), generator=self.generator) * self.slips[drawn]).long()
+            rows = rows + torch.where(wrong, which, 0)
+        return self.input_ids[rows], self.labels[rows]
 
 
 def warm_start(
@@ -74,37 +109,17 @@ def warm_start(
 
     Bit for bit the same for one seed on one machine: it runs on one thread and draws from its own generator.
     """
-    domains = [name for name in DOMAINS if any(task.domain == name for task in tasks)]
-    # Rows of one task are neighbours: the right answer, then its slips.
-    pairs = [(task.question, answer) for task in tasks for answer in (task.answer, *task.slips)]
-    first_row = torch.tensor([0, *(1 + len(task.slips) for task in tasks)]).cumsum(0)[:-1]
-    slips = torch.tensor([len(task.slips) for task in tasks])
-    members = [torch.tensor([i for i, task in enumerate(tasks) if task.domain == name]) for name in domains]
-    weights = dict(settings.weights)
-    total = sum(weights.get(name, 1.0) for name in domains)
-    counts = [round(settings.batch_size * weights.get(name, 1.0) / total) for name in domains]
-    right_share = torch.cat([torch.full((n,), DOMAINS[d].right_share) for d, n in zip(domains, counts, strict=True)])
-
-    input_ids, labels = encode(tokenizer, pairs)
+    teacher = _Teacher(tokenizer, tasks, seed, settings)
     rate = settings.learning_rate
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=settings.steps, pct_start=0.1)
-    generator = torch.Generator().manual_seed(seed)
     loss = torch.zeros(())
     model.train()
     with _one_thread():
         for step in range(settings.steps):
-            drawn = torch.cat(
-                [ids[torch.randint(len(ids), (n,), generator=generator)] for ids, n in zip(members, counts, strict=True)]
-            )
-            which = 1 + (torch.rand(len(drawn), generator=generator) * slips[drawn]).long()
-            wrong = torch.rand(len(drawn), generator=generator) >= right_share
-            if step < settings.slip_from * settings.steps:
-                wrong = torch.zeros_like(wrong)
-            rows = first_row[drawn] + torch.where(wrong, which, 0)
-            logits = model(input_ids=input_ids[rows], use_cache=False).logits
-            targets = labels[rows, 1:].flatten()
-            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, ignore_index=IGNORED)
+            input_ids, labels = teacher.draw(may_slip=step >= settings.slip_from * settings.steps)
+            logits = model(input_ids=input_ids, use_cache=False).logits
+            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
