@@ -171,7 +171,7 @@ class _Reader:
         return PluginSettings(str(label), name, path, first, on_error, keywords) if name is not None else None
 
     def _plugin_name(self, path: str, name: Any) -> str | None:
-        if name is None or name in LATER or not isinstance(name, str):
+        if not isinstance(name, str) or name in LATER:
             hint = LATER.get(name) if isinstance(name, str) else None
             accepted = "the name of an installed plugin (select, reweight, ...), or module:Class"
             self._refuse(path, NOTHING if name is None else name, accepted, hint)

@@ -23,7 +23,10 @@ class Signature:
     @classmethod
     def of(cls, factory: Callable[..., object]) -> Signature:
         """Read the signature of a class or function."""
-        parameters = inspect.signature(factory).parameters.values()
+        try:
+            parameters = inspect.signature(factory).parameters.values()
+        except ValueError:  # some built-in types have none
+            return cls((), (), False)
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         return cls(
             known=tuple(p.name for p in named),
@@ -86,7 +89,8 @@ def build_component(kind: str, setting: object, host: Mapping[str, object]) -> C
         setting = {"name": setting}
     if not isinstance(setting, Mapping):
         given = NOTHING if setting is None else setting
-        raise ConfigError([Problem("", given, f"the name of a {kind}, or {{name: ..., params: {{...}}}}")])
+        accepted = f"the name of a {kind}, {one_of(REGISTRY.names(kind))}; or {{name: ..., params: {{...}}}}"
+        raise ConfigError([Problem("", given, accepted)])
     keys = ("name", "params")
     problems = [
         Problem(str(key), given, one_of(keys), did_you_mean(key, keys) or f"parameters of the {kind} go under params")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dataflex_hooks import discovery
 from dataflex_hooks.config import PluginSettings
 from dataflex_hooks.construct import Signature, construct
-from dataflex_hooks.errors import ConfigError, Problem, nearest
+from dataflex_hooks.errors import ConfigError, Described, Problem, nearest
 from dataflex_hooks.registry import KINDS, REGISTRY, USED_BY
 
 
@@ -42,12 +42,7 @@ def build_plugin(settings: PluginSettings, shared: Mapping[str, object]) -> Buil
         raise ConfigError([_unknown(settings.plugin).under(settings.plugin_setting), *_as_if_meant(settings, shared)])
     target = loaded.target
     if not (inspect.isclass(target) or inspect.isroutine(target)):
-        given = discovery.describe(target)
-        cls = type(target)
-        hint = f"point the entry point at the class: {cls.__module__}:{cls.__qualname__}"
-        raise ConfigError(
-            [Problem(settings.plugin_setting, given, "a plugin class, or a function that returns a plugin", hint)]
-        )
+        raise ConfigError([_no_class(target).under(settings.plugin_setting)])
     named = Signature.of(target).known
     taken = {name: value for name, value in shared.items() if name in named}
     try:
@@ -55,6 +50,16 @@ def build_plugin(settings: PluginSettings, shared: Mapping[str, object]) -> Buil
     except ConfigError as error:
         raise ConfigError(error.under(settings.path)) from error.__cause__
     return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version, frozenset(taken))
+
+
+def _no_class(target: object) -> Problem:
+    accepted = "a plugin class, or a function that returns a plugin"
+    if inspect.ismodule(target):
+        given = Described(f"the module {target.__name__}")
+        return Problem("", given, accepted, f"name the class in it: {target.__name__}:ClassName")
+    cls = type(target)
+    hint = f"point the entry point at the class: {cls.__module__}:{cls.__qualname__}"
+    return Problem("", discovery.describe(target), accepted, hint)
 
 
 def _as_if_meant(settings: PluginSettings, shared: Mapping[str, object]) -> list[Problem]:

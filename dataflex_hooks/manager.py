@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import pluggy
@@ -135,6 +135,24 @@ class HookManager:
         declared = {name for entry in self._called_at(hook, step) for name in entry.declared.requires.get(hook, ())}
         return frozenset(ALIASES.get(name, name) for name in declared) - {"uid"}
 
+    def refuse_missing(self, hook: str, step: int, missing: Iterable[str], stored: Iterable[str]) -> None:
+        """Say that declared fields are not in the batch; for the host, after it looked.
+
+        Args:
+            hook: the hook about to be called at ``step``.
+            missing: names as stored, out of :meth:`required_fields`.
+            stored: names of everything that is there.
+
+        Raises:
+            DecisionError: naming the first plugin that declared one of ``missing``.
+        """
+        gone, there = set(missing), ", ".join(sorted(stored))
+        for entry in self._called_at(hook, step):
+            declared = {ALIASES.get(name, name) for name in entry.declared.requires.get(hook, ())}
+            for name in sorted(declared & gone):
+                text = f"requires the batch field {name!r}, which is not there; the batch has {there}"
+                raise DecisionError(entry.origin(hook, step), text)
+
     def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> MergedReward | None:
         """Call ``post_reward``: the owner of rewards first, then the others with its rewards in the batch.
 
@@ -232,9 +250,10 @@ class HookManager:
         stateful = {
             label: entry.plugin for label, entry in self._entries.items() if hasattr(entry.plugin, "load_state_dict")
         }
-        for label in sorted(state.keys() ^ stateful.keys()):
-            where = "the checkpoint, but not the run," if label in state else "the run, but not the checkpoint,"
-            _log.warning("%s has state for plugin %r: it starts afresh or is dropped", where, label)
+        for label in sorted(state.keys() - stateful.keys()):
+            _log.warning("the checkpoint has state of plugin %r, which this run does not have: it is dropped", label)
+        for label in sorted(stateful.keys() - state.keys()):
+            _log.warning("the checkpoint has no state of plugin %r: it starts afresh", label)
         for label in stateful.keys() & state.keys():
             stateful[label].load_state_dict(state[label])
 

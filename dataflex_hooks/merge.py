@@ -153,7 +153,8 @@ def _per_token(values: Tensor, per_token: bool, batch: RolloutBatch) -> Tensor:
 def _near_one(factor: Tensor) -> Tensor:
     """Scale by a power of two, exact in floating point, so that products of large or tiny factors stay finite."""
     largest = float(factor.max()) if len(factor) else 0.0
-    return torch.ldexp(factor, torch.tensor(-math.frexp(largest)[1])) if largest > 0 else factor
+    # The exponent is capped where 2**n itself would overflow, for factors that are subnormal throughout.
+    return factor * math.ldexp(1.0, min(-math.frexp(largest)[1], 1023))
 
 
 def _normalise(weights: Tensor, coefficient: Tensor, kept: Tensor, batch: RolloutBatch) -> Tensor:

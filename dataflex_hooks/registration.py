@@ -112,9 +112,9 @@ def _provides(plugin: object) -> tuple[frozenset[str], list[Problem]]:
     problems = [
         Problem("", Described(f"provides = {{{name!r}}}"), one_of(_PROVIDABLE), did_you_mean(name, _PROVIDABLE))
         for name in declared
-        if name not in _PROVIDABLE
+        if not isinstance(name, str) or name not in _PROVIDABLE
     ]
-    return frozenset(declared), problems
+    return SHARED if problems else frozenset(declared), problems
 
 
 def _requires(plugin: object) -> tuple[dict[str, tuple[str, ...]], list[Problem]]:

@@ -71,7 +71,9 @@ class BatchBuilder:
         prompts = [row.prompt or (seed[row.uid], 5) for row in rows]
         fields: dict[str, torch.Tensor] = {
             "response_mask": per_token("mask", torch.int64),
-            "rm_scores": torch.cat([torch.tensor([0.0] * (row.length - 1) + [row.reward])[: row.length] for row in rows]),
+            "rm_scores": torch.cat(
+                [torch.tensor([0.0] * (row.length - 1) + [row.reward])[: row.length] for row in rows]
+            ),
             "advantages": per_token("advantage", torch.float32),
             "old_log_probs": per_token("log_prob", torch.float32),
             "responses": torch.tensor([token for tokens in responses for token in tokens], dtype=torch.int64),
@@ -121,7 +123,7 @@ def write_distribution(
 
 @pytest.fixture(scope="session", autouse=True)
 def own_entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Make `select` and `reweight` discoverable where the package is imported from a checkout without being installed."""
+    """Make `select` and `reweight` discoverable in a checkout that is not installed."""
     if {"select", "reweight"} <= set(discovery.entry_point_names()):
         yield
         return
@@ -141,9 +143,7 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     """Install a fake distribution for one test: `distribution(name, entry_points, modules, version=...)`."""
     loaded: list[str] = []
 
-    def install(
-        name: str, entry_points: Mapping[str, str], modules: Mapping[str, str], version: str = "1.2.3"
-    ) -> None:
+    def install(name: str, entry_points: Mapping[str, str], modules: Mapping[str, str], version: str = "1.2.3") -> None:
         folder = tmp_path / name
         write_distribution(folder, name, version, entry_points, modules)
         monkeypatch.syspath_prepend(str(folder))

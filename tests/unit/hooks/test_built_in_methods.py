@@ -26,7 +26,9 @@ def test_group_solve_rate_is_the_share_of_solved_sessions(batches):
 
 def test_group_solve_rate_counts_a_session_once_by_its_final_output(batches):
     row = batches.Row
-    batch = batches.build([row("a", 0, 0, reward=1), row("a", 0, 1, reward=1), row("a", 0, 2), row("a", 1, 0, reward=1)])
+    batch = batches.build(
+        [row("a", 0, 0, reward=1), row("a", 0, 1, reward=1), row("a", 0, 2), row("a", 1, 0, reward=1)]
+    )
     assert GroupSolveRate().score(batch, 0).tolist() == [0.5] * 4
 
 
@@ -58,7 +60,8 @@ def test_threshold_band_bounds_are_strict(batches):
 
 
 @pytest.mark.parametrize(
-    ("fraction", "n", "k"), [(0.5, 4, 2), (0.5, 5, 3), (0.3, 5, 2), (0.1, 4, 1), (0.25, 2, 1), (1.0, 3, 3), (0.01, 3, 1)]
+    ("fraction", "n", "k"),
+    [(0.5, 4, 2), (0.5, 5, 3), (0.3, 5, 2), (0.1, 4, 1), (0.25, 2, 1), (1.0, 3, 3), (0.01, 3, 1)],
 )
 def test_topk_fraction_rounds_half_up_and_keeps_at_least_one(batches, fraction, n, k):
     batch = batches.groups([0] * n)

@@ -133,9 +133,7 @@ def test_products_of_extreme_factors_stay_finite(batch, token_mean):
 def test_padded_jagged_and_response_weights_agree(batch, token_mean):
     rows = torch.tensor([1.0, 2.0, 3.0])
     jagged = batch.expand_rows(rows)
-    merged = [
-        merge(batch, token_mean, rw=UpdateDecision(weights=w)) for w in (rows, jagged, batch.to_padded(jagged))
-    ]
+    merged = [merge(batch, token_mean, rw=UpdateDecision(weights=w)) for w in (rows, jagged, batch.to_padded(jagged))]
     assert torch.equal(merged[0].weights, merged[1].weights) and torch.equal(merged[0].weights, merged[2].weights)
     assert [m.per_token for m in merged] == [False, True, True]
 
@@ -160,7 +158,10 @@ def test_token_decisions_are_refused_where_the_loss_is_not_linear_in_them(batch)
 @pytest.mark.parametrize(
     ("decision", "message"),
     [
-        ({"weights": torch.tensor([1.0, math.nan, 1.0])}, r"weights are NaN or infinite at 1 of 3 responses, first in row 1"),
+        (
+            {"weights": torch.tensor([1.0, math.nan, 1.0])},
+            r"weights are NaN or infinite at 1 of 3 responses, first in row 1",
+        ),
         ({"weights": torch.tensor([1.0, 1.0, math.inf])}, r"weights are NaN or infinite.*row 2 \(uid 'b'\)"),
         ({"weights": torch.tensor([1.0, -1.0, -2.0])}, r"weights are negative at 2 of 3 responses, first in row 1"),
         ({"weights": torch.tensor([0, 0, 0, 0, 0, 0, -1.0])}, r"weights are negative at 1 of 7 tokens, first in row 2"),

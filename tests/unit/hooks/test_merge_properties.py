@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dataflex_hooks import LabelledDecision, LossCoefficients, UpdateDecision, merge_update
 
 KINDS = st.sampled_from(["token", "sequence"])
-properties = settings(max_examples=60, deadline=None)
+properties = settings(max_examples=40, deadline=None)
 
 
 @st.composite

@@ -109,7 +109,9 @@ def test_tie_rank_follows_content_not_position_or_uid(batches, agent_rows):
     def contents_in_order(uids):
         rows = [
             batches.Row(uid, session=i, prompt=prompt, tokens=tokens)
-            for i, (uid, prompt, tokens) in enumerate(zip(uids, [(1,), (1,), (2,)], [(4, 5), (5, 4), (4, 5)], strict=True))
+            for i, (uid, prompt, tokens) in enumerate(
+                zip(uids, [(1,), (1,), (2,)], [(4, 5), (5, 4), (4, 5)], strict=True)
+            )
         ]
         return batches.build(rows).tie_rank.tolist()
 
@@ -117,7 +119,9 @@ def test_tie_rank_follows_content_not_position_or_uid(batches, agent_rows):
 
 
 def test_tie_rank_of_equal_content_falls_back_to_session_and_output(batches):
-    rows = [batches.Row("a", session=s, output=o, prompt=(1,), tokens=(2, 3)) for s, o in ((1, 0), (0, 1), (0, 0), (2, 0))]
+    rows = [
+        batches.Row("a", session=s, output=o, prompt=(1,), tokens=(2, 3)) for s, o in ((1, 0), (0, 1), (0, 0), (2, 0))
+    ]
     assert batches.build(rows).tie_rank.tolist() == [2, 1, 0, 3]
 
 
