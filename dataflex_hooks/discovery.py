@@ -6,6 +6,7 @@ does not use it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
@@ -49,7 +50,7 @@ def load(name: str) -> Loaded | None:
     """
     entry_point = find_entry_point(name)
     if entry_point is None:
-        if ":" not in name:
+        if not re.fullmatch(r"[\w.]+:[\w.]+", name):
             return None
         entry_point = EntryPoint(name=name, value=name, group=GROUP)
     try:

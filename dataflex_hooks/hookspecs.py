@@ -101,7 +101,7 @@ def post_advantage(batch: RolloutBatch, ctx: StepContext) -> UpdateDecision | No
 
     Example::
 
-        class DropHopeless:
+        class MaskUnrewarded:
             requires = {"post_advantage": ("rm_scores",)}
 
             @hookimpl

@@ -101,6 +101,11 @@ def test_normalize_that_nobody_takes_is_refused(problems):
             "dataflex.mechanism: got 'selct'; accepted: the name of an installed plugin, ",
         ),
         (SELECT, "dataflex.mechanism: got nothing; accepted: the name of an installed plugin"),
+        ({"mechanism": ["select"]}, "dataflex.mechanism: got ['select']; accepted: the name of an installed plugin"),
+        (
+            {"plugins": {"x": {"plugin": "a:b:c"}}},
+            "dataflex.plugins.x.plugin: got 'a:b:c'; accepted: the name of an inst",
+        ),
         ({"mechanism": 3}, "dataflex.mechanism: got 3; accepted: the name of an installed plugin"),
         ({"mechanism": "mix"}, "dataflex.mechanism: got 'mix'; accepted: the name of an installed plugin"),
         (

@@ -130,6 +130,11 @@ def test_products_of_extreme_factors_stay_finite(batch, token_mean):
     assert merged.weights.tolist() == pytest.approx([w / 2 for w in (1, 4, 4, 1, 1, 0, 1)])
 
 
+def test_subnormal_factors_are_normalised_too(batch, token_mean):
+    merged = merge(batch, token_mean, rw=UpdateDecision(weights=torch.full((3,), 5e-324, dtype=torch.float64)))
+    assert merged.weights.tolist() == [1, 1, 1, 1, 1, 0, 1]
+
+
 def test_padded_jagged_and_response_weights_agree(batch, token_mean):
     rows = torch.tensor([1.0, 2.0, 3.0])
     jagged = batch.expand_rows(rows)
