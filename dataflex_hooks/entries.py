@@ -9,9 +9,9 @@ from typing import Any
 import pluggy
 
 from dataflex_hooks.config import PluginSettings
-from dataflex_hooks.decisions import EXCLUSIVE
+from dataflex_hooks.decisions import DECISION_OF, EXCLUSIVE, given_parts
 from dataflex_hooks.discovery import describe
-from dataflex_hooks.errors import Described, Origin, Problem
+from dataflex_hooks.errors import DecisionError, Described, Origin, Problem
 from dataflex_hooks.loader import BuiltPlugin
 from dataflex_hooks.registration import Declaration, inspect_plugin
 
@@ -63,6 +63,19 @@ class Entry:
     def is_called(self, hook: str, step: int) -> bool:
         """Whether it implements ``hook`` and is past its warm-up at ``step``."""
         return hook in self.declared.hooks and step >= self.built.settings.warmup_step
+
+    def check(self, decision: object, origin: Origin) -> None:
+        """Raise DecisionError unless ``decision`` is None, or of the hook's type with declared parts only."""
+        wanted = DECISION_OF[origin.hook]
+        if decision is None:
+            return
+        if not isinstance(decision, wanted):
+            raise DecisionError(origin, f"must return {wanted.__name__} or None, got {describe(decision)}")
+        undeclared = given_parts(decision) - self.declared.provides
+        if undeclared:
+            declared = ", ".join(sorted(self.declared.provides)) or "nothing"
+            text = f"returned {', '.join(sorted(undeclared))}, but provides only {declared}: add it to `provides`"
+            raise DecisionError(origin, text)
 
     def describe(self) -> dict[str, Any]:
         """Return one row of the plan, in plain values."""

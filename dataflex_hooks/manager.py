@@ -15,8 +15,7 @@ from dataflex_hooks.batch import ALIASES, RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import DataFlexConfig, read
 from dataflex_hooks.context import StepContext
-from dataflex_hooks.decisions import DECISION_OF, ResolvedUpdate, given_parts, resolve_rewards, resolve_update
-from dataflex_hooks.discovery import describe
+from dataflex_hooks.decisions import ResolvedUpdate, resolve_rewards, resolve_update
 from dataflex_hooks.entries import Entry, admit, group_problems, unconfigured
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin
@@ -208,7 +207,7 @@ class HookManager:
         origin = entry.origin(hook, ctx.step)
         try:
             decision = self._call(entry, hook, batch=batch, ctx=ctx)
-            self._check(entry, decision, origin)
+            entry.check(decision, origin)
             resolved = None if decision is None else resolve(decision, batch, origin)
         except Exception as error:
             _refuse_mutation(batch, origin, error)
@@ -228,33 +227,18 @@ class HookManager:
         results = self._pluggy.subset_hook_caller(hook, remove_plugins=others)(**arguments)
         return results[0] if results else None
 
-    def _check(self, entry: Entry, decision: object, origin: Origin) -> None:
-        wanted = DECISION_OF[origin.hook]
-        if decision is None:
-            return
-        if not isinstance(decision, wanted):
-            raise DecisionError(origin, f"must return {wanted.__name__} or None, got {describe(decision)}")
-        undeclared = given_parts(decision) - entry.declared.provides
-        if undeclared:
-            declared = ", ".join(sorted(entry.declared.provides)) or "nothing"
-            text = f"returned {', '.join(sorted(undeclared))}, but provides only {declared}: add it to `provides`"
-            raise DecisionError(origin, text)
-
     def state_dict(self) -> dict[str, Any]:
         """State of every plugin that has a ``state_dict`` method, by label."""
-        plugins = {label: entry.plugin for label, entry in self._entries.items()}
-        return {label: plugin.state_dict() for label, plugin in plugins.items() if hasattr(plugin, "state_dict")}
+        return {label: e.plugin.state_dict() for label, e in self._entries.items() if hasattr(e.plugin, "state_dict")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give every plugin its saved state; warn of state without a plugin and of plugins without state."""
-        stateful = {
-            label: entry.plugin for label, entry in self._entries.items() if hasattr(entry.plugin, "load_state_dict")
-        }
+        stateful = {label: e.plugin for label, e in self._entries.items() if hasattr(e.plugin, "load_state_dict")}
         for label in sorted(state.keys() - stateful.keys()):
             _log.warning("the checkpoint has state of plugin %r, which this run does not have: it is dropped", label)
         for label in sorted(stateful.keys() - state.keys()):
             _log.warning("the checkpoint has no state of plugin %r: it starts afresh", label)
-        for label in stateful.keys() & state.keys():
+        for label in sorted(stateful.keys() & state.keys()):
             stateful[label].load_state_dict(state[label])
 
 
