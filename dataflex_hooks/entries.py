@@ -123,16 +123,21 @@ def group_problems(built: BuiltPlugin, estimator: str, has_groups: bool | None) 
     Args:
         built: a plugin; ``needs_groups = True`` on it says that it does.
         estimator: the run's advantage estimator.
-        has_groups: whether ``rollout.n > 1``; None judges by the estimator.
+        has_groups: whether ``rollout.n > 1``; None leaves that unchecked.
     """
-    grouped = estimator in GROUP_ESTIMATORS if has_groups is None else has_groups
-    if grouped or not getattr(built.plugin, "needs_groups", False):
+    if not getattr(built.plugin, "needs_groups", False):
         return []
     scorer = _component_name(built.plugin, "scorer")
     setting = f"{built.settings.path}.scorer.name" if scorer else built.settings.plugin_setting
     given = scorer or built.settings.plugin
-    hint = f"it compares rollouts of one prompt; in this run ({estimator!r}) a prompt has one: set rollout.n > 1"
-    return [Problem(setting, given, "what needs one rollout a prompt", hint)]
+    problems = []
+    if estimator not in GROUP_ESTIMATORS:
+        hint = f"it compares rollouts of one prompt; algorithm.adv_estimator={estimator} does not: use grpo or rloo"
+        problems.append(Problem(setting, given, "a scorer that needs no groups", hint))
+    if has_groups is False:
+        hint = "it compares rollouts of one prompt, and a prompt has one: set actor_rollout_ref.rollout.n > 1"
+        problems.append(Problem(setting, given, "a scorer that needs no groups", hint))
+    return problems
 
 
 def unconfigured(label: str, plugin: object, warmup_step: int) -> BuiltPlugin:

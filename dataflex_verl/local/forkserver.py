@@ -66,9 +66,7 @@ def _fingerprint() -> str:
     for package in ("dataflex_verl", "dataflex_hooks"):
         for directory, _, files in os.walk(os.path.join(root, package)):
             stamps += [
-                f"{name}:{os.stat(os.path.join(directory, name)).st_mtime_ns}"
-                for name in files
-                if name.endswith(".py")
+                f"{name}:{os.stat(os.path.join(directory, name)).st_mtime_ns}" for name in files if name.endswith(".py")
             ]
     settings = [f"{name}={os.environ.get(name, '')}" for name in ("VERL_PLATFORM", "PYTHONPATH", "VERL_LOGGING_LEVEL")]
     return "|".join(sorted(stamps) + settings)
@@ -115,16 +113,18 @@ def run_worker(arguments: list[str]) -> int:
     connection.connect(start_server())
     request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
     streams = array.array("i", range(_STREAMS))
-    connection.sendmsg(
-        [len(request).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams.tobytes())]
-    )
+    connection.sendmsg([len(request).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams.tobytes())])
     connection.sendall(request)
     child = int(_receive(connection, 8).decode())
     # Ray may stop a worker through the process it started; that is this one.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: os.kill(child, signum))
     connection.settimeout(None)
-    return int(_receive(connection, 8).decode())
+    try:
+        return int(_receive(connection, 8).decode())
+    except ConnectionError:
+        # Ray ends everything it started when a job is over, the server included; the child is gone as well.
+        return 1
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -14,7 +14,8 @@ from typing import Any
 
 import wrapt
 
-ROLLOUT_NAME = "transformers"
+from dataflex_verl.local.determinism import count_prompt_ids, sort_rows
+from dataflex_verl.local.settings import ROLLOUT_NAME
 
 # Set before Ray starts, so every worker inherits them; a value of the user's own wins.
 _ENVIRONMENT = {
@@ -119,4 +120,6 @@ _HOOKS = (
     ("verl.workers.engine.fsdp.transformer_impl", _offload_without_pinning),
     ("verl.utils.model", _value_head_without_flash_attention),
     ("verl.trainer.ppo.v1.replay_buffer", _poll_often),
+    ("verl.trainer.ppo.v1.replay_buffer", sort_rows),
+    ("verl.trainer.ppo.v1.trainer_base", count_prompt_ids),
 )

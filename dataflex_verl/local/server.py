@@ -126,13 +126,11 @@ class RolloutServer:
         limit = params.pop("max_tokens", None)
         limit = params.pop("max_new_tokens", limit) if limit is None else limit
         if limit is None:
-            limit = min(
-                settings.response_length, settings.prompt_length + settings.response_length - prompt_length
-            )
+            limit = min(settings.response_length, settings.prompt_length + settings.response_length - prompt_length)
         if self.max_length is not None:
             room = self.max_length - prompt_length
             if room < 1:
-                raise ValueError(f"A prompt of {prompt_length} tokens leaves no room in a context of {self.max_length}.")
+                raise ValueError(f"A prompt of {prompt_length} tokens fills the context of {self.max_length}.")
             limit = min(limit, room)
         return max(1, limit)
 

@@ -1,0 +1,195 @@
+"""Does the configured loss do with a weight what a weight means? Asked of verl's own loss function at start.
+
+A loss may ignore the importance weights (``bypass_mode``), or use them so that a weight per token is no factor on that
+token (``geo_mean``). Reading the mode's name would trust every version and every user-registered loss, so this module
+calls the real function on a few random rows and looks at the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+
+from dataflex_hooks import ConfigError, LossCoefficients, Problem
+
+_LENGTHS = (3, 7, 2, 5, 4)
+_PROMPT = 2
+_SEED = 20240611
+_TRIALS = 3
+_TOLERANCE = 1e-5
+
+ApplyTo = Literal["weights", "advantages"]
+Gradient = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the probe found.
+
+    Attributes:
+        per_token: gradients add up over weight fields that differ from token to token.
+        per_response: they add up over fields that are constant within a response.
+        ignored: all weights 0 leave a gradient.
+        coefficients: ``token`` or ``sequence`` as in LossCoefficients, None if neither describes the loss.
+    """
+
+    per_token: bool
+    per_response: bool
+    ignored: bool
+    coefficients: Literal["token", "sequence"] | None
+
+
+def check_loss(config: DictConfig, apply_to: ApplyTo = "weights") -> LossCoefficients:
+    """Probe the configured actor loss.
+
+    Args:
+        config: verl's whole configuration.
+        apply_to: whether decisions will be written as loss weights or multiplied into the advantages.
+
+    Returns:
+        The coefficients under which weights are normalised, and whether decisions per token are possible.
+
+    Raises:
+        ConfigError: decisions could not reach the optimizer as written; says which setting to change.
+    """
+    mode = str(OmegaConf.select(config, "actor_rollout_ref.actor.policy_loss.loss_mode", default="vanilla"))
+    aggregation = str(OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode", default="token-mean"))
+    problems = []
+    if OmegaConf.select(config, "algorithm.use_pf_ppo", default=False):
+        accepted = "false: verl's v1 trainer pairs its resampled rows with other rows' advantages"
+        problems.append(Problem("algorithm.use_pf_ppo", True, accepted))
+    result = probe(config, apply_to)
+    problems += _refusals(result, mode, apply_to)
+    if problems:
+        raise ConfigError(problems)
+    assert result.coefficients is not None
+    return LossCoefficients(
+        kind=result.coefficients, per_token=result.per_token, source=f"loss_mode={mode}, loss_agg_mode={aggregation}"
+    )
+
+
+def _refusals(result: ProbeResult, mode: str, apply_to: ApplyTo) -> list[Problem]:
+    setting = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    other = "dataflex.apply_to=advantages" if apply_to == "weights" else "dataflex.apply_to=weights"
+    if result.ignored or not result.per_response:
+        what = "weights" if apply_to == "weights" else "a factor on the advantages"
+        why = (
+            f"a masked response would still get gradient, since this loss does not multiply {what} in"
+            if result.ignored
+            else f"this loss is not linear in {what}, so a decision would not act as written"
+        )
+        return [Problem(setting, mode, f"a loss that is linear in {what} (vanilla, ...): {why}", f"or try {other}")]
+    if result.coefficients is None:
+        accepted = "a loss that averages over tokens, or over responses and then tokens: weights are normalised so"
+        return [Problem(setting, mode, accepted)]
+    return []
+
+
+def probe(config: DictConfig, apply_to: ApplyTo = "weights") -> ProbeResult:
+    """Measure additivity of the policy-loss gradient in the weight field, without KL and entropy terms."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        total = sum(_LENGTHS)
+        gradient = _gradient_function(config, apply_to)
+        rows = torch.tensor(_LENGTHS)
+
+        def field() -> torch.Tensor:
+            return torch.rand(total, dtype=torch.float64) * 2 * (torch.rand(total) > 0.4)
+
+        def row_field() -> torch.Tensor:
+            values = torch.rand(len(_LENGTHS), dtype=torch.float64) * 2 * (torch.rand(len(_LENGTHS)) > 0.4)
+            return values.repeat_interleave(rows)
+
+        zero = gradient(torch.zeros(total, dtype=torch.float64))
+        one = gradient(torch.ones(total, dtype=torch.float64))
+        return ProbeResult(
+            per_token=all(_additive(gradient, field(), field()) for _ in range(_TRIALS)),
+            per_response=all(_additive(gradient, row_field(), row_field()) for _ in range(_TRIALS)),
+            ignored=bool(zero.norm() > _TOLERANCE * one.norm()),
+            coefficients=_coefficients(config, apply_to),
+        )
+
+
+def _additive(gradient: Gradient, first: torch.Tensor, second: torch.Tensor) -> bool:
+    whole = gradient(first + second)
+    apart = gradient(first) + gradient(second)
+    return bool((whole - apart).norm() <= _TOLERANCE * whole.norm().clamp(min=1e-12))
+
+
+def _coefficients(config: DictConfig, apply_to: ApplyTo) -> Literal["token", "sequence"] | None:
+    """The gradient on policy with equal advantages is, up to a constant, the coefficient of each token."""
+    total = sum(_LENGTHS)
+    gradient = _gradient_function(config, apply_to, on_policy=True)(torch.ones(total, dtype=torch.float64)).abs()
+    norm = gradient.sum()
+    if not norm > 0:
+        return None
+    lengths = torch.tensor(_LENGTHS)
+    per_sequence = (1.0 / lengths.double() / len(_LENGTHS)).repeat_interleave(lengths)
+    candidates = {"token": torch.full((total,), 1.0 / total, dtype=torch.float64), "sequence": per_sequence}
+    for kind, expected in candidates.items():
+        if torch.allclose(gradient / norm, expected, rtol=1e-4, atol=0):
+            return kind  # type: ignore[return-value]
+    return None
+
+
+def _gradient_function(config: DictConfig, apply_to: ApplyTo, on_policy: bool = False) -> Gradient:
+    """Gradient of verl's ``ppo_loss`` with respect to the response log-probabilities, as a function of the weights."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.utils.losses import ppo_loss
+
+    actor = omega_conf_to_dataclass(_policy_only(config))
+    total, bs = sum(_LENGTHS), len(_LENGTHS)
+    lengths = torch.tensor(_LENGTHS)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    sequence_offsets = torch.cat([torch.zeros(1, dtype=torch.int64), (lengths + _PROMPT).cumsum(0)])
+    # Wide enough that clipping and clip_cov's covariance window (1, 5) both occur among the tokens.
+    old = -4.0 * torch.rand(total, dtype=torch.float64) - 0.1
+    current = old.clone() if on_policy else old + 0.3 * torch.randn(total, dtype=torch.float64)
+    advantages = torch.ones(total, dtype=torch.float64) if on_policy else 2.0 * torch.randn(total, dtype=torch.float64)
+    # Position of each response token's log-probability: verl reads it one place to the left.
+    start = (sequence_offsets[:-1] + _PROMPT - 1).repeat_interleave(lengths)
+    place = start + torch.arange(total) - offsets[:-1].repeat_interleave(lengths)
+
+    def jagged(values: torch.Tensor, at: torch.Tensor = offsets) -> torch.Tensor:
+        # tensordict pads a jagged tensor without cached lengths to its total length.
+        longest, shortest = int(at.diff().max()), int(at.diff().min())
+        return torch.nested.nested_tensor_from_jagged(values, at, min_seqlen=shortest, max_seqlen=longest)
+
+    def gradient(weights: torch.Tensor) -> torch.Tensor:
+        leaf = current.clone().requires_grad_(True)
+        log_probs = torch.zeros(int(sequence_offsets[-1]), dtype=torch.float64).index_put((place,), leaf)
+        fields = {
+            "prompts": jagged(torch.ones(bs * _PROMPT, dtype=torch.int64), torch.arange(0, bs + 1) * _PROMPT),
+            "responses": jagged(torch.ones(total, dtype=torch.int64)),
+            "response_mask": jagged(torch.ones(total, dtype=torch.int64)),
+            "old_log_probs": jagged(old),
+            "advantages": jagged(advantages if apply_to == "weights" else advantages * weights),
+        }
+        if apply_to == "weights":
+            fields["rollout_is_weights"] = jagged(weights)
+        data = TensorDict(fields, batch_size=bs)
+        tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=total, global_batch_size=bs)
+        # clip_cov draws random tokens; every call must see the same draw.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            loss, _ = ppo_loss(actor, {"log_probs": jagged(log_probs, sequence_offsets)}, data)
+        (result,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+        return torch.zeros_like(current) if result is None else result
+
+    return gradient
+
+
+def _policy_only(config: DictConfig) -> DictConfig:
+    """The actor configuration with KL and entropy off; they do not depend on the weights."""
+    actor = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.actor, resolve=True))
+    with open_dict(actor):
+        actor.use_kl_loss = False
+        actor.entropy_coeff = 0.0
+        actor.calculate_entropy = False
+    return actor

@@ -1,0 +1,162 @@
+"""The one generic trainer class: verl's trainer with the hooks called at four places of its step.
+
+``DataFlexTrainer`` is a class body without a base of its own; :func:`register_trainers` lays it over verl's trainer
+classes. It knows no strategy: it calls the hook manager and applies the merged decision.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from dataflex_hooks import HookManager, LossCoefficients, MergedUpdate, StepContext
+from dataflex_verl import bridge
+from dataflex_verl.probe import check_loss
+
+if TYPE_CHECKING:
+    from transfer_queue import KVBatchMeta
+
+MODES = {"dataflex_sync": "sync", "dataflex_mix_sync": "sync"}
+"""Trainer mode by name, and the verl mode it is laid over."""
+
+
+class DataFlexTrainer:
+    """Calls ``post_reward`` before verl balances a batch and ``post_advantage`` after it computed advantages.
+
+    Without plugins every method falls through to verl's.
+
+    Raises:
+        ConfigError: everything wrong with the ``dataflex`` block, before any worker is created.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        base_mode = MODES[config.trainer.v1.trainer_mode]
+        self.hooks, self.coefficients = prepare(config)
+        # verl switches on this name (buffer class, fetch size, checkpoint contents); it must see its own mode.
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = base_mode
+        self._last_metrics: dict[str, Any] = {}
+        self._skip_update = False
+        super().__init__(config)
+
+    # ---------------------------------------------------------------- verl's step
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        # The same dict collects the rest of this step's metrics until the next step begins.
+        self._last_metrics = metrics
+        return batch
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        if self.hooks.active("post_reward", self.global_steps):
+            batch = self._post_reward(batch, metrics)
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        extra_info = dict(batch.extra_info or {})
+        batch = super()._compute_advantage(batch, metrics)
+        self._skip_update = False
+        if self.hooks.active("post_advantage", self.global_steps):
+            batch.extra_info = extra_info | (batch.extra_info or {})
+            batch = self._post_advantage(batch, metrics)
+        return batch
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return batch if self._skip_update else super()._update_critic(batch, metrics)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return batch if self._skip_update else super()._update_actor(batch, metrics)
+
+    # ---------------------------------------------------------------- hooks
+
+    def _context(self) -> StepContext:
+        return StepContext(
+            step=self.global_steps,
+            local_update=self.local_trigger_step,
+            mode=self.trainer_mode,
+            estimator=str(self.config.algorithm.adv_estimator),
+            last_metrics=self._last_metrics,
+            seed=self.config.data.get("seed") or 0,
+        )
+
+    def _fetch(self, batch: KVBatchMeta, hook: str, **kwargs: Any) -> bridge.FetchedRows:
+        rows = bridge.fetch(batch, self.hooks.required_fields(hook, self.global_steps), **kwargs)
+        if rows.missing:
+            self.hooks.refuse_missing(hook, self.global_steps, rows.missing, bridge.stored_fields(batch))
+        return rows
+
+    def _post_reward(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        rows = self._fetch(batch, "post_reward")
+        merged = self.hooks.post_reward(rows.view, self._context())
+        if merged is not None and self.hooks.config.apply:
+            batch = bridge.write_rewards(batch, rows, merged.rewards)
+        return batch
+
+    def _post_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        started = time.perf_counter()
+        config = self.hooks.config
+        rows = self._fetch(batch, "post_advantage", with_weights=True)
+        merged = self.hooks.post_advantage(rows.view, self._context(), self.coefficients, config.mask_scale)
+        if config.apply:
+            self._skip_update = merged.skip_update
+            batch = self._apply(batch, rows, merged)
+        metrics.update(merged.metrics)
+        metrics["dataflex/applied"] = float(config.apply)
+        metrics["dataflex/skip_update"] = float(merged.skip_update)
+        metrics["timing_s/dataflex"] = time.perf_counter() - started
+        return batch
+
+    def _apply(self, batch: KVBatchMeta, rows: bridge.FetchedRows, merged: MergedUpdate) -> KVBatchMeta:
+        if not merged.changed:
+            return batch
+        if self.hooks.config.apply_to == "advantages":
+            return bridge.scale_advantages(batch, rows, merged.weights)
+        return bridge.write_weights(batch, rows, merged.weights)
+
+
+def prepare(config: DictConfig) -> tuple[HookManager, LossCoefficients]:
+    """Build the plugins of a run and ask the configured loss whether decisions reach it.
+
+    Raises:
+        ConfigError: with every problem of the block and of the loss.
+    """
+    from dataflex_hooks import ConfigError
+
+    problems: list[Any] = []
+    hooks: HookManager | None = None
+    coefficients = LossCoefficients("token", source="not probed: no plugin decides anything")
+    block = OmegaConf.select(config, "dataflex")
+    try:
+        hooks = HookManager.from_config(
+            block,
+            estimator=str(config.algorithm.adv_estimator),
+            has_groups=config.actor_rollout_ref.rollout.n > 1,
+        )
+    except ConfigError as error:
+        problems += error.problems
+    if hooks is None or hooks.labels:
+        apply_to = hooks.config.apply_to if hooks is not None else OmegaConf.select(block, "apply_to") or "weights"
+        try:
+            coefficients = check_loss(config, apply_to)
+        except ConfigError as error:
+            problems += error.problems
+    if problems or hooks is None:
+        raise ConfigError(problems)
+    return hooks, coefficients
+
+
+def register_trainers() -> None:
+    """Register the modes of :data:`MODES` in verl's trainer registry."""
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, register_trainer
+
+    classes: dict[str, type] = {}
+    for name, base_mode in MODES.items():
+        if name in TRAINER_REGISTRY:
+            continue
+        if base_mode not in classes:
+            base = TRAINER_REGISTRY[base_mode]
+            title = "DataFlex" + base_mode.title().replace("_", "")
+            classes[base_mode] = type(title, (DataFlexTrainer, base), {"__module__": __name__, "__doc__": base.__doc__})
+        register_trainer(name)(classes[base_mode])

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataflex_verl.demo.build import DemoFiles, build_demo
+
+CACHE = Path.home() / ".cache" / "dataflex-tests"
+
+
+@pytest.fixture(scope="session")
+def demo() -> DemoFiles:
+    return build_demo(CACHE, seed=0)
+
+
+def base_overrides(demo: DemoFiles) -> list[str]:
+    """A small GRPO run on the demo task: 8 prompts of 4 rollouts, one mini-batch."""
+    return [
+        f"data.train_files={demo.train_parquet}",
+        f"data.val_files={demo.val_parquet}",
+        f"actor_rollout_ref.model.path={demo.model_dir}",
+        f"reward.custom_reward_function.path={demo.reward_path}",
+        "data.train_batch_size=8",
+        "data.max_prompt_length=16",
+        "data.max_response_length=6",
+        "data.shuffle=False",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "algorithm.adv_estimator=grpo",
+        "trainer.resume_mode=disable",
+    ]
+
+
+@pytest.fixture(scope="session")
+def ray_session(demo: DemoFiles) -> Iterator[None]:
+    import ray
+    import transfer_queue as tq
+
+    from tests.real.harness import compose_config, start_ray
+
+    config = compose_config(base_overrides(demo))
+    start_ray(config)
+    tq.init(config.transfer_queue)
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def live(ray_session: None, demo: DemoFiles, tmp_path_factory: pytest.TempPathFactory):
+    """The live trainer: one worker, with a critic and a reference policy that cases switch on."""
+    from tests.real.harness import LiveTrainer, compose_config
+
+    overrides = [
+        *base_overrides(demo),
+        "trainer.v1.trainer_mode=dataflex_sync",
+        "critic.enable=True",
+        f"critic.model.path={demo.model_dir}",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+    ]
+    return LiveTrainer(compose_config(overrides), tmp_path_factory.mktemp("live"))
+
+
+@pytest.fixture(scope="session")
+def stored(live):
+    """One generated batch whose rewards vary within groups."""
+    return live.collect()
