@@ -68,3 +68,22 @@ def live(ray_session: None, demo: DemoFiles, tmp_path_factory: pytest.TempPathFa
 def stored(live):
     """One generated batch whose rewards vary within groups."""
     return live.collect()
+
+
+@pytest.fixture(scope="session")
+def live_two_workers(live, stored, demo: DemoFiles, tmp_path_factory: pytest.TempPathFactory):
+    """The same with two data-parallel workers; it trains on the other's batch and never generates."""
+    import ray
+
+    from tests.real.harness import LiveTrainer, compose_config
+
+    # verl gives its reward workers fixed names; the first trainer has its batch and needs them no more.
+    for worker in live.trainer.get_reward_handles():
+        ray.kill(worker)
+
+    overrides = [
+        *base_overrides(demo),
+        "trainer.v1.trainer_mode=dataflex_sync",
+        "trainer.n_gpus_per_node=2",
+    ]
+    return LiveTrainer(compose_config(overrides), tmp_path_factory.mktemp("live_two"), generate=False)

@@ -59,7 +59,12 @@ class StoredBatch:
     fields: TensorDict
 
     def select(self, positions: list[int]) -> StoredBatch:
-        return StoredBatch([self.keys[i] for i in positions], [self.tags[i] for i in positions], self.fields[positions])
+        """Some of the rows, through TransferQueue itself: jagged tensors cannot be indexed by a list."""
+        keys = [self.keys[i] for i in positions]
+        self.put("scratch")
+        fields = tq.kv_batch_get(keys=keys, partition_id="scratch")
+        tq.kv_clear(keys=self.keys, partition_id="scratch")
+        return StoredBatch(keys, [self.tags[i] for i in positions], fields)
 
     def put(self, partition_id: str = "train") -> KVBatchMeta:
         tq.kv_batch_put(
