@@ -1,0 +1,127 @@
+"""The command ``dataflex``. Heavy modules are imported inside the commands, so that help and errors come at once."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="dataflex",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Data scheduling for reinforcement learning on verl: select, reweight and mix rollouts.",
+)
+
+TRAIN_HELP = """\
+Train with verl: verl.trainer.main_ppo, with the configuration checked before Ray starts.
+
+Everything after the command goes to verl as Hydra overrides or options, unchanged. Give model, data and reward as for
+verl itself. Options of this command: --local, --help.
+
+Examples:
+
+\b
+  # A strategy on your usual run: add the mode and the dataflex block.
+  dataflex train data.train_files=train.parquet data.val_files=val.parquet \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct algorithm.adv_estimator=grpo \\
+    trainer.v1.trainer_mode=dataflex_sync +dataflex.mechanism=select \\
+    +dataflex.scorer.name=group_solve_rate +dataflex.actuator.name=threshold_band
+
+\b
+  # The same trainer on this machine's CPU: a small model, nothing else to set.
+  dataflex train --local data.train_files=train.parquet data.val_files=val.parquet \\
+    actor_rollout_ref.model.path=./tiny-model reward.custom_reward_function.path=reward.py
+
+\b
+  # Two strategies stacked; decide and log everything, change nothing.
+  dataflex train --local ... trainer.v1.trainer_mode=dataflex_sync +dataflex.apply=false \\
+    +dataflex.plugins.select.scorer.name=group_solve_rate \\
+    +dataflex.plugins.select.actuator.name=threshold_band \\
+    +dataflex.plugins.reweight.scorer.name=token_prob \\
+    +dataflex.plugins.reweight.actuator.name=advantage_reweight
+
+Exit status: 2 for a configuration that cannot be used, otherwise that of verl.
+"""
+
+DEMO_HELP = """\
+Train a tiny model on generated tasks, on this machine's CPU, with the real verl trainer.
+
+Makes a warm-started model of 90 thousand parameters and three domains of tasks (sums, middle digits, sorting), trains
+it with GRPO under a strategy and shows reward and validation before and after, what the strategy did, and the verl
+command that does the same run.
+
+Examples:
+
+\b
+  dataflex demo
+  dataflex demo --strategy none
+  dataflex demo --strategy difffilter --strategy per --out ./demo-run
+"""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dataflex-verl {metadata.version('dataflex-verl')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    help=TRAIN_HELP,
+    short_help="Train with verl, the configuration checked first.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def train(
+    ctx: typer.Context,
+    local: Annotated[bool, typer.Option("--local", help="Run on this machine's CPU, without a GPU.")] = False,
+) -> None:
+    from dataflex_verl.commands.train import train as run
+
+    raise typer.Exit(run(list(ctx.args), local=local))
+
+
+@app.command(help=DEMO_HELP, short_help="Train a tiny model on this CPU and see what a strategy does.")
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Decides tasks, model and sampling noise.")] = 0,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="difffilter (default), topk, softmax, per, ar or none; again to stack."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep model, data, metrics and log in this new directory.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(min=0.0, help="Learning rate of the actor.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where model and data are kept for the next run.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False,
+) -> None:
+    from dataflex_verl.commands.demo import DemoOptions
+    from dataflex_verl.commands.demo import demo as run
+
+    options = DemoOptions(
+        steps=steps, seed=seed, strategies=tuple(strategy or ()), out=out, learning_rate=lr, cache=cache
+    )
+    raise typer.Exit(run(options, as_json=as_json))
+
+
+def main() -> None:
+    """Entry point of the script ``dataflex``."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

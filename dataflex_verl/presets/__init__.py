@@ -1,0 +1,54 @@
+"""Ready-made strategies: the files of the Hydra config group ``dataflex``, readable without Hydra."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+GROUP = "dataflex"
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def names() -> list[str]:
+    """Names of all presets, sorted."""
+    return sorted(entry.name[: -len(".yaml")] for entry in _directory().iterdir() if entry.name.endswith(".yaml"))
+
+
+def block(name: str) -> dict[str, Any]:
+    """What a preset puts under ``dataflex``.
+
+    Raises:
+        KeyError: there is no preset of this name.
+    """
+    if name not in names():
+        raise KeyError(name)
+    text = (_directory() / f"{name}.yaml").read_text(encoding="utf-8")
+    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(text)))
+
+
+def overrides(chosen: Sequence[str]) -> list[str]:
+    """The presets ``chosen``, in order, as Hydra overrides that add one value each."""
+    return [f"+{GROUP}.{key}={_hydra_value(value)}" for name in chosen for key, value in _leaves(block(name))]
+
+
+def _directory() -> Any:
+    return files(__name__) / GROUP
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _hydra_value(value: Any) -> str:
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return json.dumps(value)
