@@ -8,6 +8,7 @@ from typing import Any
 
 import pluggy
 
+from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import PluginSettings
 from dataflex_hooks.decisions import DECISION_OF, EXCLUSIVE, given_parts
 from dataflex_hooks.discovery import describe
@@ -89,6 +90,7 @@ class Entry:
             "actuator": _component_name(self.plugin, "actuator"),
             "warmup_step": self.built.settings.warmup_step,
             "provides": sorted(self.declared.provides),
+            "per_token": bool(getattr(self.plugin, "per_token", False)),
             "keywords": dict(self.built.settings.keywords),
         }
 
@@ -138,6 +140,16 @@ def group_problems(built: BuiltPlugin, estimator: str, has_groups: bool | None) 
         hint = "it compares rollouts of one prompt, and a prompt has one: set actor_rollout_ref.rollout.n > 1"
         problems.append(Problem(setting, given, "a scorer that needs no groups", hint))
     return problems
+
+
+def loss_problems(entry: Entry, coefficients: LossCoefficients) -> list[Problem]:
+    """Say so if the plugin decides per token (``per_token = True`` on it) and the loss cannot follow."""
+    if coefficients.per_token or not getattr(entry.plugin, "per_token", False):
+        return []
+    actuator = _component_name(entry.plugin, "actuator")
+    setting = f"{entry.built.settings.path}.actuator.name" if actuator else entry.built.settings.plugin_setting
+    accepted = f"decisions per response: the loss ({coefficients.source}) is not linear in per-token weights"
+    return [Problem(setting, actuator or entry.built.settings.plugin, accepted, "or use loss_mode=vanilla")]
 
 
 def unconfigured(label: str, plugin: object, warmup_step: int) -> BuiltPlugin:

@@ -16,7 +16,7 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import DataFlexConfig, read
 from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import ResolvedUpdate, resolve_rewards, resolve_update
-from dataflex_hooks.entries import Entry, admit, group_problems, unconfigured
+from dataflex_hooks.entries import Entry, admit, group_problems, loss_problems, unconfigured
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin
 from dataflex_hooks.markers import GROUP
@@ -105,6 +105,10 @@ class HookManager:
             self._pluggy.register(entry.plugin, name=entry.label)
             self._entries[entry.label] = entry
         return problems
+
+    def loss_problems(self, coefficients: LossCoefficients) -> list[Problem]:
+        """Return what the configured plugins ask of the loss and it cannot give; for the host, at start."""
+        return [problem for entry in self._entries.values() for problem in loss_problems(entry, coefficients)]
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ class DataFlexTrainer:
     def __init__(self, config: DictConfig) -> None:
         base_mode = MODES[config.trainer.v1.trainer_mode]
         self.hooks, self.coefficients = prepare(config)
+        for line in plan_lines(self.hooks, self.coefficients):
+            print(line)
         # verl switches on this name (buffer class, fetch size, checkpoint contents); it must see its own mode.
         with open_dict(config):
             config.trainer.v1.trainer_mode = base_mode
@@ -140,11 +142,30 @@ def prepare(config: DictConfig) -> tuple[HookManager, LossCoefficients]:
         apply_to = hooks.config.apply_to if hooks is not None else OmegaConf.select(block, "apply_to") or "weights"
         try:
             coefficients = check_loss(config, apply_to)
+            problems += hooks.loss_problems(coefficients) if hooks is not None else []
         except ConfigError as error:
             problems += error.problems
     if problems or hooks is None:
         raise ConfigError(problems)
     return hooks, coefficients
+
+
+def plan_lines(hooks: HookManager, coefficients: LossCoefficients) -> list[str]:
+    """What will run, a line a plugin, for the log of every run."""
+    if not hooks.labels:
+        return ["DataFlex plan: no plugin; the run is verl's own"]
+    config = hooks.config
+    applied = f"applied to {config.apply_to}" if config.apply else "shadow mode: decided and logged, nothing changed"
+    head = f"DataFlex plan: {len(hooks.labels)} plugin(s), {applied}, mask_scale={config.mask_scale}"
+    rows = []
+    for row in hooks.plan():
+        pair = f" {row['scorer']} -> {row['actuator']}" if row["scorer"] else ""
+        source = f"{row['distribution']} {row['version']}" if row["distribution"] else row["plugin"]
+        rows.append(
+            f"DataFlex plan: {row['label']} = {row['plugin']}{pair} at {', '.join(row['hooks'])}"
+            f" from step {row['warmup_step']} ({source}), provides {', '.join(row['provides'])}"
+        )
+    return [head, *rows, f"DataFlex plan: weights average 1 per {coefficients.kind} ({coefficients.source})"]
 
 
 def register_trainers() -> None:

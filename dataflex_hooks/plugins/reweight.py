@@ -52,6 +52,8 @@ class ReweightPlugin:
         self.actuator = cast(Reweighter, built)
         self.normalize = normalize or self.actuator.normalize
         self.needs_groups = self.scorer.needs_groups
+        accepts = self.actuator.accepts
+        self.per_token = accepts == "token" or (accepts == "any" and self.scorer.granularity == "token")
         self.requires = pair_requires(self.scorer, self.actuator)
 
     @hookimpl

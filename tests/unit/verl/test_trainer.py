@@ -1,0 +1,249 @@
+"""Every branch of the trainer class, over a mocked verl trainer.
+
+The pattern for changes to ``DataFlexTrainer``: lay it over a base class whose methods are mocks, replace the bridge by
+mocks, and say which call reaches which.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from dataflex_hooks import (
+    ConfigError,
+    DecisionError,
+    HookManager,
+    LossCoefficients,
+    RewardDecision,
+    UpdateDecision,
+    hookimpl,
+)
+from dataflex_hooks.batch import RolloutBatch
+
+pytest.importorskip("verl", reason="needs verl: pip install 'dataflex-verl[local]'")
+
+from dataflex_verl import trainer as trainer_module  # noqa: E402
+from dataflex_verl.bridge import FetchedRows  # noqa: E402
+from dataflex_verl.trainer import DataFlexTrainer, plan_lines  # noqa: E402
+
+
+class Plugin:
+    """Decides at both hooks; ``decision`` None means it has no opinion."""
+
+    provides = {"rewards", "mask", "weights", "update_scale", "skip_update"}
+    requires = {"post_advantage": ("advantages",)}
+
+    def __init__(self, decision=None, rewards=None) -> None:
+        self.decision, self.rewards = decision, rewards
+        self.contexts = []
+
+    @hookimpl
+    def post_reward(self, batch, ctx):
+        return None if self.rewards is None else RewardDecision(rewards=self.rewards)
+
+    @hookimpl
+    def post_advantage(self, batch, ctx):
+        self.contexts.append(ctx)
+        return self.decision
+
+
+def view() -> RolloutBatch:
+    ones = torch.ones(4)
+    fields = {"response_mask": ones.long(), "rm_scores": ones, "advantages": ones}
+    return RolloutBatch(["a_0_0", "a_1_0"], torch.tensor([0, 2, 4]), {}, fields)
+
+
+@pytest.fixture
+def base(mocker):
+    """A class with mocks in the place of the verl methods that ours extends; ``base.calls`` keeps their order."""
+    calls = mocker.Mock()
+    calls.advantage.return_value = SimpleNamespace(extra_info={})
+
+    class Base:
+        def __init__(self, config):
+            self.config = config
+            self.trainer_mode = config.trainer.v1.trainer_mode
+            self.global_steps, self.local_trigger_step = 1, 0
+
+        def step(self, metrics, timing_raw):
+            metrics["step"] = 1.0
+            return calls.step(metrics, timing_raw)
+
+        def _balance_batch(self, batch, metrics, *args, **kwargs):
+            return calls.balance(batch, *args, **kwargs)
+
+        def _compute_advantage(self, batch, metrics):
+            return calls.advantage(batch)
+
+        def _update_critic(self, batch, metrics):
+            return calls.critic(batch)
+
+        def _update_actor(self, batch, metrics):
+            return calls.actor(batch)
+
+    Base.calls = calls
+    return Base
+
+
+@pytest.fixture
+def bridge(mocker):
+    fake = mocker.patch.object(trainer_module, "bridge")
+    fake.fetch.side_effect = lambda batch, fields, **kwargs: FetchedRows(view(), [0, 1], frozenset(), None)
+    return fake
+
+
+@pytest.fixture
+def make(mocker, base, bridge):
+    """Build the trainer with plugins by label and a ``dataflex`` block."""
+
+    def build(objects=None, mode="dataflex_sync", **block):
+        config = OmegaConf.create(
+            {
+                "trainer": {"v1": {"trainer_mode": mode}},
+                "algorithm": {"adv_estimator": "grpo"},
+                "data": {"seed": 5},
+                "dataflex": block or None,
+            }
+        )
+        OmegaConf.set_struct(config, True)
+        hooks = HookManager.from_config(block, estimator="grpo", has_groups=True, extra_plugins=objects)
+        prepare = mocker.patch.object(trainer_module, "prepare", return_value=(hooks, LossCoefficients("token")))
+        trainer = type("Trainer", (DataFlexTrainer, base), {})(config)
+        prepare.assert_called_once_with(config)
+        return trainer
+
+    return build
+
+
+def meta():
+    return SimpleNamespace(extra_info={"temperature": 1.0}, name="fresh")
+
+
+@pytest.mark.parametrize("mode", ["dataflex_sync", "dataflex_mix_sync"])
+def test_verl_sees_its_own_mode_name(make, mode):
+    trainer = make(mode=mode)
+    assert trainer.trainer_mode == trainer.config.trainer.v1.trainer_mode == "sync"
+
+
+def test_configuration_errors_come_before_verls_constructor(mocker, base):
+    mocker.patch.object(trainer_module, "prepare", side_effect=ConfigError([]))
+    constructed = mocker.spy(base, "__init__")
+    config = OmegaConf.create({"trainer": {"v1": {"trainer_mode": "dataflex_sync"}}})
+    with pytest.raises(ConfigError):
+        type("Trainer", (DataFlexTrainer, base), {})(config)
+    constructed.assert_not_called()
+
+
+def test_without_plugins_every_call_falls_through(make, base, bridge):
+    trainer, metrics, batch = make(), {}, meta()
+    assert trainer._balance_batch(batch, metrics, keep_minibatch=True) is base.calls.balance.return_value
+    base.calls.balance.assert_called_once_with(batch, keep_minibatch=True)
+    assert trainer._compute_advantage(batch, metrics) is base.calls.advantage.return_value
+    assert trainer._update_critic(batch, metrics) is base.calls.critic.return_value
+    assert trainer._update_actor(batch, metrics) is base.calls.actor.return_value
+    bridge.fetch.assert_not_called()
+    assert metrics == {}
+
+
+def test_post_reward_comes_before_balancing_and_passes_new_rewards_on(make, base, bridge):
+    trainer, batch = make({"p": Plugin(rewards=torch.tensor([1.0, 2.0]))}), meta()
+    trainer._balance_batch(batch, {})
+    assert bridge.fetch.call_args.args == (batch, frozenset())
+    (given, _, rewards), _ = bridge.write_rewards.call_args
+    assert given is batch and rewards.tolist() == [0.0, 1.0, 0.0, 2.0]
+    base.calls.balance.assert_called_once_with(bridge.write_rewards.return_value)
+
+
+def test_post_reward_without_a_decision_writes_nothing(make, base, bridge):
+    batch = meta()
+    make({"p": Plugin()})._balance_batch(batch, {})
+    bridge.write_rewards.assert_not_called()
+    base.calls.balance.assert_called_once_with(batch)
+
+
+def test_post_advantage_comes_after_verls_advantages_and_keeps_extra_info(make, base, bridge):
+    stored = SimpleNamespace(extra_info={})
+    base.calls.advantage.return_value = stored
+    plugin = Plugin(UpdateDecision(mask=torch.tensor([True, False])))
+    metrics: dict = {}
+    result = make({"p": plugin})._compute_advantage(meta(), metrics)
+    assert bridge.fetch.call_args.args == (stored, frozenset({"advantages"}))
+    assert bridge.fetch.call_args.kwargs == {"with_weights": True}
+    assert stored.extra_info == {"temperature": 1.0}
+    (given, _, weights), _ = bridge.write_weights.call_args
+    assert given is stored and weights.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert result is bridge.write_weights.return_value
+    assert metrics["dataflex/kept_frac"] == 0.5 and metrics["dataflex/applied"] == 1.0
+    assert metrics["timing_s/dataflex"] >= 0
+
+
+def test_no_opinion_writes_nothing(make, base, bridge):
+    assert make({"p": Plugin()})._compute_advantage(meta(), {}) is base.calls.advantage.return_value
+    bridge.write_weights.assert_not_called()
+
+
+def test_apply_to_advantages_scales_them_instead(make, bridge):
+    plugin = Plugin(UpdateDecision(mask=torch.tensor([True, False])))
+    result = make({"p": plugin}, apply_to="advantages")._compute_advantage(meta(), {})
+    assert result is bridge.scale_advantages.return_value
+    bridge.write_weights.assert_not_called()
+
+
+def test_shadow_mode_decides_and_changes_nothing(make, base, bridge):
+    plugin = Plugin(UpdateDecision(mask=torch.tensor([True, False]), skip_update=True), rewards=torch.ones(2))
+    trainer, metrics, batch = make({"p": plugin}, apply=False), {}, meta()
+    trainer._balance_batch(batch, metrics)
+    assert trainer._compute_advantage(batch, metrics) is base.calls.advantage.return_value
+    trainer._update_actor(batch, metrics)
+    base.calls.actor.assert_called_once()
+    bridge.write_rewards.assert_not_called()
+    bridge.write_weights.assert_not_called()
+    assert metrics["dataflex/kept_frac"] == 0.5
+    assert (metrics["dataflex/applied"], metrics["dataflex/skip_update"]) == (0.0, 1.0)
+
+
+def test_skip_update_calls_neither_update_and_ends_with_the_step(make, base):
+    plugin = Plugin(UpdateDecision(skip_update=True))
+    trainer, batch = make({"p": plugin}), meta()
+    advantages = trainer._compute_advantage(batch, {})
+    assert trainer._update_critic(advantages, {}) is advantages
+    assert trainer._update_actor(advantages, {}) is advantages
+    base.calls.critic.assert_not_called()
+    base.calls.actor.assert_not_called()
+    plugin.decision = None
+    trainer._compute_advantage(batch, {})
+    trainer._update_actor(batch, {})
+    base.calls.actor.assert_called_once()
+
+
+def test_missing_fields_are_named_with_what_is_stored(make, bridge):
+    bridge.fetch.side_effect = lambda batch, fields, **kw: FetchedRows(view(), [0, 1], frozenset({"advantages"}), None)
+    bridge.stored_fields.return_value = ["responses", "rm_scores"]
+    with pytest.raises(DecisionError, match="'p'.*post_advantage.*'advantages'.*responses, rm_scores"):
+        make({"p": Plugin()})._compute_advantage(meta(), {})
+
+
+def test_context_carries_the_step_and_the_last_steps_metrics(make):
+    plugin = Plugin()
+    trainer = make({"p": plugin})
+    metrics: dict = {}
+    trainer.step(metrics, {})
+    metrics["critic/score/mean"] = 0.25  # verl adds metrics to the same dict after step()
+    trainer.global_steps = 2
+    trainer._compute_advantage(meta(), {})
+    (ctx,) = plugin.contexts
+    assert (ctx.step, ctx.local_update, ctx.mode, ctx.estimator, ctx.seed) == (2, 0, "sync", "grpo", 5)
+    assert dict(ctx.last_metrics) == {"step": 1.0, "critic/score/mean": 0.25}
+    with pytest.raises(TypeError):
+        ctx.last_metrics["step"] = 2.0
+
+
+def test_the_plan_says_what_runs(make):
+    block = {"plugins": {"top": {"plugin": "select", "scorer": "reward_difficulty", "actuator": "topk_fraction"}}}
+    text = "\n".join(plan_lines(make(**block).hooks, LossCoefficients("sequence", source="loss_mode=vanilla")))
+    assert "top = select reward_difficulty -> topk_fraction at post_advantage from step 0" in text
+    assert "average 1 per sequence" in text
+    assert plan_lines(make().hooks, LossCoefficients("token")) == ["DataFlex plan: no plugin; the run is verl's own"]
