@@ -1,0 +1,70 @@
+"""Print what the product promises, the test behind each promise, and whether it passed. Fails on a missing one.
+
+Reads ``tests/acceptance.toml``, the JUnit report of the run, and the committed results of the last nightly run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NIGHTLY = ROOT / "tests" / "nightly_results.json"
+
+
+def outcomes(report: Path) -> dict[str, str]:
+    """Outcome by test, as ``tests/path.py::name`` without parameters; the worst of a test's cases counts."""
+    worst: dict[str, str] = {}
+    order = {"passed": 0, "skipped": 1, "failed": 2}
+    for case in ElementTree.parse(report).iter("testcase"):
+        path = case.get("classname", "").replace(".", "/") + ".py"
+        name = f"{path}::{case.get('name', '').split('[')[0]}"
+        kinds = {child.tag for child in case}
+        outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        if order[outcome] >= order[worst.get(name, "passed")]:
+            worst[name] = outcome
+    return worst
+
+
+def nightly_outcomes() -> tuple[dict[str, str], str]:
+    """Outcomes of the last nightly run, and the commit at which it ran, if that commit is in this history."""
+    if not NIGHTLY.exists():
+        return {}, ""
+    results = json.loads(NIGHTLY.read_text())
+    commit = results["commit"]
+    known = subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True)
+    worst: dict[str, str] = {}
+    for test, result in results["tests"].items():
+        name = test.split("[")[0]
+        if worst.get(name) != "failed":
+            worst[name] = result["outcome"]
+    return worst, commit[:9] if known.returncode == 0 else f"{commit[:9]} (not in this clone)"
+
+
+def main() -> int:
+    run = outcomes(Path(sys.argv[1]))
+    nightly, commit = nightly_outcomes()
+    promises = tomllib.loads((ROOT / "tests" / "acceptance.toml").read_text())
+    missing = 0
+    for area, rows in promises.items():
+        print(f"\n{area}")
+        for row in rows:
+            for test in row["tests"]:
+                if run.get(test) == "passed":
+                    state = "passed"
+                elif test not in run and nightly.get(test) == "passed":
+                    state = f"nightly ({commit})"
+                else:
+                    state = "missing" if test not in run else run[test]
+                    missing += 1
+                print(f"  {state:<22} {row['case']}\n{'':<25}{test}")
+    print(f"\n{missing} promise(s) without a passed test")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
