@@ -13,32 +13,34 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain help keeps the line breaks of the examples.
+    rich_markup_mode=None,
     help="Data scheduling for reinforcement learning on verl: select, reweight and mix rollouts.",
 )
 
 TRAIN_HELP = """\
 Train with verl: verl.trainer.main_ppo, with the configuration checked before Ray starts.
 
-Everything after the command goes to verl as Hydra overrides or options, unchanged. Give model, data and reward as for
-verl itself. Options of this command: --local, --help.
+Everything else on the command line goes to verl as Hydra overrides or options, unchanged. Give model, data and reward
+as for verl itself.
 
+\b
 Examples:
+  # A strategy on your usual run: add the trainer mode and the dataflex block.
+  dataflex train <your overrides> trainer.v1.trainer_mode=dataflex_sync \\
+    +dataflex.mechanism=select +dataflex.scorer.name=group_solve_rate \\
+    +dataflex.actuator.name=threshold_band
 
 \b
-  # A strategy on your usual run: add the mode and the dataflex block.
-  dataflex train data.train_files=train.parquet data.val_files=val.parquet \\
-    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct algorithm.adv_estimator=grpo \\
-    trainer.v1.trainer_mode=dataflex_sync +dataflex.mechanism=select \\
-    +dataflex.scorer.name=group_solve_rate +dataflex.actuator.name=threshold_band
+  # The real trainer on this machine's CPU: a small model, nothing else to set.
+  dataflex train --local data.train_files=train.parquet \\
+    data.val_files=val.parquet actor_rollout_ref.model.path=./tiny-model \\
+    reward.custom_reward_function.path=reward.py
 
 \b
-  # The same trainer on this machine's CPU: a small model, nothing else to set.
-  dataflex train --local data.train_files=train.parquet data.val_files=val.parquet \\
-    actor_rollout_ref.model.path=./tiny-model reward.custom_reward_function.path=reward.py
-
-\b
-  # Two strategies stacked; decide and log everything, change nothing.
-  dataflex train --local ... trainer.v1.trainer_mode=dataflex_sync +dataflex.apply=false \\
+  # Two strategies stacked; everything is decided and logged, nothing changed.
+  dataflex train <your overrides> trainer.v1.trainer_mode=dataflex_sync \\
+    +dataflex.apply=false \\
     +dataflex.plugins.select.scorer.name=group_solve_rate \\
     +dataflex.plugins.select.actuator.name=threshold_band \\
     +dataflex.plugins.reweight.scorer.name=token_prob \\
@@ -54,9 +56,8 @@ Makes a warm-started model of 90 thousand parameters and three domains of tasks 
 it with GRPO under a strategy and shows reward and validation before and after, what the strategy did, and the verl
 command that does the same run.
 
-Examples:
-
 \b
+Examples:
   dataflex demo
   dataflex demo --strategy none
   dataflex demo --strategy difffilter --strategy per --out ./demo-run
@@ -81,6 +82,7 @@ def _root(
 @app.command(
     help=TRAIN_HELP,
     short_help="Train with verl, the configuration checked first.",
+    options_metavar="[--local] [OVERRIDES]...",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def train(

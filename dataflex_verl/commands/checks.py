@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
@@ -59,7 +60,29 @@ def _mode_problems(config: DictConfig, mode: str) -> list[Problem]:
         prepare(config)
     except ConfigError as error:
         problems += error.problems
+    except InstantiationException as error:
+        # The loss cannot be asked then; what is wrong with the block is still worth knowing.
+        problems += [*_block_problems(config), _refused_by_verl(error)]
     return problems
+
+
+def _block_problems(config: DictConfig) -> list[Problem]:
+    from dataflex_hooks import ConfigError, HookManager
+
+    estimator = str(OmegaConf.select(config, "algorithm.adv_estimator"))
+    try:
+        HookManager.from_config(OmegaConf.select(config, "dataflex"), estimator=estimator, has_groups=None)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _refused_by_verl(error: InstantiationException) -> Problem:
+    from dataflex_hooks import Problem
+    from dataflex_hooks.errors import Described
+
+    reason = str(error.__cause__ or error).strip()
+    return Problem("actor_rollout_ref.actor", Described("settings that verl refuses"), reason, cause=error)
 
 
 def _missing_files(config: DictConfig) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import wrapt
 
+from dataflex_verl.local.agent_loop import ask_balancer_once, instantiate_plainly
 from dataflex_verl.local.determinism import count_prompt_ids, sort_rows
 from dataflex_verl.local.settings import ROLLOUT_NAME
 
@@ -122,4 +123,6 @@ _HOOKS = (
     ("verl.trainer.ppo.v1.replay_buffer", _poll_often),
     ("verl.trainer.ppo.v1.replay_buffer", sort_rows),
     ("verl.trainer.ppo.v1.trainer_base", count_prompt_ids),
+    ("verl.experimental.agent_loop.agent_loop", instantiate_plainly),
+    ("verl.workers.rollout.llm_server", ask_balancer_once),
 )
