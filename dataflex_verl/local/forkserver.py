@@ -3,10 +3,14 @@
 A verl run needs eight processes one after another and each spends 5-10 CPU seconds importing torch, transformers, Ray
 and verl. This file is the ``py_executable`` of the local backend's Ray runtime environment. Ray starts it once a
 worker, in place of Python, with the worker's command line; it hands that, its environment, directory and standard
-streams to the fork server and waits for the child. The first call starts the server, which ends itself when idle.
+streams to the fork server (``forkserver_process.py``) and waits for the child.
 
-Run as a script it uses the standard library only, so that a call costs milliseconds. If the server cannot be reached,
-the worker starts in the ordinary way.
+Every job has a server of its own, which ends with its owner: the driver, if that called :func:`start_server`, else the
+raylet whose first worker needed one. Jobs, users and interpreters therefore share nothing. A server is asked only by
+workers whose code and import-time environment equal its own, and if it cannot be used for any reason, the worker
+starts in the ordinary way.
+
+Standard library only, and no import of this package: run as a script, a call costs milliseconds.
 """
 
 from __future__ import annotations
@@ -14,87 +18,128 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
-import select
+import shlex
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 
-PRELOAD = (
-    "verl",
-    "verl.trainer.ppo.v1",
-    "verl.workers.engine_workers",
-    "verl.workers.engine.fsdp",
-    "dataflex_verl.local.rollout",
-)
-IDLE_SECONDS = 20.0
-_START_SECONDS = 120.0
-_STREAMS = 3
-_LONGEST_MESSAGE = 1 << 22
+OWNER = "DATAFLEX_FORK_OWNER"
+PRELOAD = "DATAFLEX_FORK_PRELOAD"
+STREAMS = 3
+_ANSWER_SECONDS = 120.0
+_LONGEST_PATH = 100  # the kernel's limit for a socket is 108 bytes
+# Read while modules are imported, so a server that was preloaded with other values must not serve the worker.
+_IMPORT_TIME = ("PYTHON", "LD_", "DYLD_", "HF_", "TRANSFORMERS_", "TORCH", "VERL_", "TQ_", "MKL_", "KMP_", "OPENBLAS_")
+# Set by Ray, torch or verl after the server started, and read late.
+_READ_LATE = ("PYTHONBREAKPOINT", "TORCHINDUCTOR_CACHE_DIR", "VERL_FULL_DETERMINISM", "VERL_RL_INSIGHT_ENABLE")
 
 
 def py_executable() -> str:
     """The command for Ray's ``runtime_env.py_executable``: this file under this interpreter, isolated and bare."""
-    return f"{sys.executable} -I -S {os.path.abspath(__file__)}"
+    return f"{shlex.quote(sys.executable)} -I -S {shlex.quote(os.path.abspath(__file__))}"
 
 
-def socket_path() -> str:
-    """One server per user, interpreter and code version, in a directory only that user can enter."""
-    tag = f"{abs(hash_text(sys.executable + os.path.abspath(__file__) + _fingerprint())):x}"
-    directory = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"dataflex-{os.getuid()}")
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    if os.stat(directory).st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to another user")
-    return os.path.join(directory, f"fork-{tag}.sock")
+def is_wanted(command: list[str]) -> bool:
+    """Whether a process's command line gives Ray this file as ``py_executable``: a driver that will need a server."""
+    name = os.path.basename(__file__)
+    return any("py_executable=" in part and name in part for part in command)
 
 
-def hash_text(text: str) -> int:
-    """A stable 64-bit hash (``hash()`` differs between processes)."""
-    value = 14695981039346656037
-    for byte in text.encode():
-        value = ((value ^ byte) * 1099511628211) & 0xFFFFFFFFFFFFFFFF
-    return value
+def start_server() -> None:
+    """Start the server of a job whose driver is this process, so that it preloads while the driver starts Ray.
+
+    Workers find it through an environment variable that this sets, which Ray's processes inherit. Does nothing where
+    an ancestor has done so already. Returns at once: preloading goes on behind.
+
+    Raises:
+        OSError: no server could be started. Workers then start by other means.
+    """
+    owner = os.environ.get(OWNER, "")
+    if owner.isdigit() and process_exists(int(owner)) and _alive(socket_path(int(owner), os.environ)):
+        return
+    _start(socket_path(os.getpid(), os.environ), os.getpid())
+    os.environ[OWNER] = str(os.getpid())
 
 
-def _fingerprint() -> str:
-    """Changes when code that the server has preloaded changes, so that a stale server is never asked."""
+def socket_path(owner: int, environment: Mapping[str, str]) -> str:
+    """Where the server for this owner, interpreter, code and import-time environment listens.
+
+    Raises:
+        PermissionError: others could enter the directory.
+    """
+    base = os.environ.get("TMPDIR") or "/tmp"
+    name = os.path.join(f"dataflex-{os.getuid()}", str(owner), f"{_key(environment)}.sock")
+    if len(os.path.join(base, name).encode()) > _LONGEST_PATH:
+        base = "/tmp"
+    home = os.path.join(base, f"dataflex-{os.getuid()}")
+    os.makedirs(home, mode=0o700, exist_ok=True)
+    status = os.lstat(home)
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+        raise PermissionError(f"{home} is open to other users")
+    os.makedirs(os.path.join(home, str(owner)), mode=0o700, exist_ok=True)
+    return os.path.join(base, name)
+
+
+def _key(environment: Mapping[str, str]) -> str:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    stamps = []
+    parts = [sys.executable, root]
     for package in ("dataflex_verl", "dataflex_hooks"):
-        for directory, _, files in os.walk(os.path.join(root, package)):
-            stamps += [
-                f"{name}:{os.stat(os.path.join(directory, name)).st_mtime_ns}" for name in files if name.endswith(".py")
-            ]
-    settings = [f"{name}={os.environ.get(name, '')}" for name in ("VERL_PLATFORM", "PYTHONPATH", "VERL_LOGGING_LEVEL")]
-    return "|".join(sorted(stamps) + settings)
+        for directory, _, files in sorted(os.walk(os.path.join(root, package))):
+            for name in sorted(files):
+                if name.endswith(".py"):
+                    parts.append(f"{name}:{os.stat(os.path.join(directory, name)).st_mtime_ns}")
+    names = sorted(name for name in environment if name.startswith((*_IMPORT_TIME, PRELOAD)))
+    parts += [f"{name}={environment[name]}" for name in names if name not in _READ_LATE]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-# ---------------------------------------------------------------- client
+def process_exists(pid: int) -> bool:
+    """Whether ``pid`` runs; a zombie does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return True
 
 
-def start_server() -> str:
-    """Start the server unless one is there and return its socket path. Returns at once: preloading goes on behind."""
-    path = socket_path()
+def _start(path: str, owner: int) -> None:
+    """Start the server at ``path`` unless one is there or was there and died; return once it can be connected to."""
+    _remove_stale(os.path.dirname(os.path.dirname(path)))
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _alive(path):
+        if _alive(path):
+            return
+        if os.path.exists(path) and not os.path.exists(f"{path}.ready"):
+            raise ConnectionError(f"the fork server ended while it preloaded; see {path}.log")
+        for left in (path, f"{path}.ready"):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            with open(f"{path}.log", "w") as log:
-                subprocess.Popen(
-                    [sys.executable, "-W", "ignore", os.path.abspath(__file__), "--serve", path],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            deadline = time.monotonic() + 10
-            while not _alive(path) and time.monotonic() < deadline:
-                time.sleep(0.02)
-    return path
+                os.unlink(left)
+        server = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forkserver_process.py")
+        command = [sys.executable, server, path, str(owner)]
+        with open(f"{path}.log", "w") as log:
+            status = subprocess.call(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        if status:
+            raise ConnectionError(f"no fork server came up; see {path}.log")
+
+
+def _remove_stale(home: str) -> None:
+    """Remove what servers left that were killed: the directories of owners that are gone."""
+    for name in os.listdir(home):
+        if name.isdigit() and not process_exists(int(name)):
+            shutil.rmtree(os.path.join(home, name), ignore_errors=True)
 
 
 def _alive(path: str) -> bool:
@@ -106,28 +151,56 @@ def _alive(path: str) -> bool:
         return False
 
 
-def run_worker(arguments: list[str]) -> int:
-    """Have the server fork a process for ``arguments`` and wait for it. Returns its exit status."""
+def _connect() -> socket.socket:
+    """Connect to the driver's server, else to that of the raylet, which is started if need be."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_START_SECONDS)
-    connection.connect(start_server())
-    request = json.dumps({"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
-    streams = array.array("i", range(_STREAMS))
-    connection.sendmsg([len(request).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams.tobytes())])
-    connection.sendall(request)
-    child = int(_receive(connection, 8).decode())
+    connection.settimeout(_ANSWER_SECONDS)
+    owner = os.environ.get(OWNER, "")
+    if owner.isdigit() and process_exists(int(owner)):
+        with contextlib.suppress(OSError):
+            connection.connect(socket_path(int(owner), os.environ))
+            return connection
+    path = socket_path(os.getppid(), os.environ)
+    _start(path, os.getppid())
+    connection.connect(path)
+    return connection
+
+
+def run_worker(arguments: list[str]) -> int:
+    """Have the server fork a process for ``arguments`` and wait for it. Returns its exit status.
+
+    Raises:
+        OSError: the server cannot be used; nothing was started.
+    """
+    connection = _connect()
+    request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
+    body = json.dumps(request).encode(errors="surrogateescape")
+    streams = array.array("i", range(STREAMS))
+    connection.sendmsg([len(body).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams.tobytes())])
+    connection.sendall(body)
+    child = int(receive(connection, 8))
     # Ray may stop a worker through the process it started; that is this one.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda signum, frame: os.kill(child, signum))
+        signal.signal(number, lambda signum, frame: _forward(child, signum))
     connection.settimeout(None)
     try:
-        return int(_receive(connection, 8).decode())
+        return int(receive(connection, 8))
     except ConnectionError:
-        # Ray ends everything it started when a job is over, the server included; the child is gone as well.
+        # The server was killed, and its children with it.
         return 1
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _forward(child: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signum)
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Read exactly ``size`` bytes.
+
+    Raises:
+        ConnectionError: the other side closed before that.
+    """
     data = b""
     while len(data) < size:
         part = connection.recv(size - len(data))
@@ -137,141 +210,20 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-# ---------------------------------------------------------------- server
-
-
-def serve(path: str) -> None:
-    """Preload, then fork a child per request until idle for ``IDLE_SECONDS`` with no child left."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(64)
-    _preload()
-    children: dict[int, socket.socket] = {}
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
-    last_use = time.monotonic()
-    while children or time.monotonic() - last_use < IDLE_SECONDS:
-        ready, _, _ = select.select([listener, wake_read], [], [], 1.0)
-        if wake_read in ready:
-            os.read(wake_read, 4096)
-        last_use = time.monotonic() if _reap(children) or listener in ready else last_use
-        if listener in ready:
-            connection, _ = listener.accept()
-            pid = _answer(connection, [listener, *children.values()])
-            if pid is None:
-                connection.close()
-            else:
-                children[pid] = connection
-    os.unlink(path)
-
-
-def _preload() -> None:
-    import gc
-    import importlib
-
-    for name in PRELOAD:
-        importlib.import_module(name)
-    # Shared pages stay shared: the collector would otherwise write to every object's header in every child.
-    gc.collect()
-    gc.freeze()
-
-
-def _reap(children: dict[int, socket.socket]) -> bool:
-    reaped = False
-    while children:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if pid == 0:
-            break
-        connection = children.pop(pid, None)
-        reaped = True
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.sendall(f"{os.waitstatus_to_exitcode(status):8d}".encode())
-            connection.close()
-    return reaped
-
-
-def _answer(connection: socket.socket, inherited: list[socket.socket]) -> int | None:
-    """Read one request and fork for it. A connection without a request is only somebody asking whether we live."""
-    connection.settimeout(5.0)
-    try:
-        space = socket.CMSG_SPACE(_STREAMS * array.array("i").itemsize)
-        head, ancillary, _, _ = connection.recvmsg(4, space)
-        if len(head) < 4 or not ancillary:
-            return None
-        size = int.from_bytes(head, "big")
-        if size > _LONGEST_MESSAGE:
-            return None
-        request = json.loads(_receive(connection, size))
-    except (OSError, ValueError):
-        return None
-    streams = array.array("i")
-    streams.frombytes(ancillary[0][2][: _STREAMS * streams.itemsize])
-    pid = os.fork()
-    if pid == 0:
-        for other in inherited:
-            other.close()
-        connection.close()
-        _become_worker(request, list(streams))
-    for stream in streams:
-        os.close(stream)
-    with contextlib.suppress(OSError):
-        connection.sendall(f"{pid:8d}".encode())
-    return pid
-
-
-def _become_worker(request: dict, streams: list[int]) -> None:
-    """In the child: take over the caller's streams, environment and command line. Never returns."""
-    import random
-    import runpy
-    import traceback
-
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for target, stream in enumerate(streams):
-            os.dup2(stream, target)
-            os.close(stream)
-        os.chdir(request["directory"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        # Forked generators would otherwise produce the same "random" names in every worker.
-        random.seed()
-        arguments = [a for a in request["arguments"] if a != "-u"]
-        sys.argv = arguments
-        sys.path.insert(0, os.path.dirname(arguments[0]))
-        runpy.run_path(arguments[0], run_name="__main__")
-        status = 0
-    except SystemExit as exc:
-        status = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-
 def main() -> None:
+    """Run a worker through the server, or in the ordinary way."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["--serve"]:
-        # Started as a script, the directory of this file leads sys.path; its module names would shadow others.
-        sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != os.path.dirname(__file__)]
-        serve(arguments[1])
-        return
     try:
         status = run_worker(arguments)
     except (OSError, ValueError) as exc:
         print(f"dataflex fork server not usable ({exc}); starting the worker the slow way", file=sys.stderr)
         os.execv(sys.executable, [sys.executable, *arguments])
-    sys.exit(status if status >= 0 else 128 - status)
+    if status < 0:
+        # End as the child did, so that Ray sees the signal.
+        with contextlib.suppress(OSError):  # no handler stands before SIGKILL
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

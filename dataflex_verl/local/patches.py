@@ -6,25 +6,20 @@ touches a loss, an estimator or a trainer step.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
 import wrapt
 
+from dataflex_verl.local import forkserver
 from dataflex_verl.local.agent_loop import ask_balancer_once, instantiate_plainly
 from dataflex_verl.local.determinism import count_prompt_ids, sort_rows
-from dataflex_verl.local.settings import ROLLOUT_NAME
-
-# Set before Ray starts, so every worker inherits them; a value of the user's own wins.
-_ENVIRONMENT = {
-    # verl registers its FSDP engines for cuda and npu; the same classes run on the CPU.
-    "VERL_ENGINE_DEVICE": "cuda",
-    # TransferQueue asks for 8 threads at every transfer, warns each time and resizes torch's pool back and forth.
-    "TQ_NUM_THREADS": "1",
-}
+from dataflex_verl.local.settings import ROLLOUT_NAME, WORKER_ENVIRONMENT
 
 
 class _OncePerMessage(logging.Filter):
@@ -49,8 +44,12 @@ def install_local_backend() -> None:
     from dataflex_verl.local.platform import CPUPlatform
 
     PlatformRegistry.register(platform="cpu")(CPUPlatform)
-    for name, value in _ENVIRONMENT.items():
+    # Before Ray starts, so that every worker inherits them.
+    for name, value in WORKER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if forkserver.is_wanted(sys.orig_argv):
+        with contextlib.suppress(OSError):
+            forkserver.start_server()
     for module_name, hook in _HOOKS:
         wrapt.register_post_import_hook(hook, module_name)
 

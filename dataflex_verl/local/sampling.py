@@ -2,7 +2,8 @@
 
 A row's tokens do not depend on which other requests share its batch: the noise of a request is drawn from a seed of
 its own, prompts are left-padded to a length that depends on that prompt alone, and a batch never has fewer rows than
-``MIN_ROWS`` (below it the CPU's matrix product uses another kernel, whose last bits differ).
+``MIN_ROWS`` (below it the CPU's matrix product uses another kernel, whose last bits differ). Mixture-of-experts models
+are the exception: how many rows reach an expert depends on the whole batch, so last bits may differ there.
 """
 
 from __future__ import annotations
@@ -13,14 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.logits_process import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+from dataflex_verl.local.logits import Draw, RowStop, processors
 
 MIN_ROWS = 16
 _MIN_BUCKET = 16
@@ -59,9 +55,28 @@ class SamplingParams:
             )
         stop = values.get("stop", ())
         values["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
-        values["logprobs"] = bool(values.get("logprobs", True))
-        return cls(**values)
+        values["stop_token_ids"] = tuple(int(token) for token in values.get("stop_token_ids", ()))
+        # 0 asks for the chosen token's log-probability and no alternatives.
+        values["logprobs"] = values.get("logprobs", True) is not False
+        for name, kind in (("temperature", float), ("top_p", float), ("min_p", float), ("repetition_penalty", float)):
+            if name in values:
+                values[name] = kind(values[name])
+        result = cls(**values)
+        result._check()
+        return result
+
+    def _check(self) -> None:
+        ranges = {
+            "temperature": self.temperature >= 0,
+            "top_p": 0 < self.top_p <= 1,
+            "top_k": self.top_k >= -1,
+            "min_p": 0 <= self.min_p <= 1,
+            "repetition_penalty": self.repetition_penalty > 0,
+            "min_tokens": self.min_tokens >= 0,
+        }
+        wrong = [f"{name}={getattr(self, name)}" for name, good in ranges.items() if not good]
+        if wrong:
+            raise ValueError(f"Sampling parameters out of range: {', '.join(wrong)}.")
 
     @property
     def greedy(self) -> bool:
@@ -87,77 +102,14 @@ class Request:
 
 
 def noise_seed(base_seed: int, version: int, prompt_ids: Sequence[int], ordinal: int, params: SamplingParams) -> int:
-    """A 63-bit seed for the ``ordinal``-th request for this prompt under one version of the weights."""
+    """A 63-bit seed for the ``ordinal``-th request for this prompt under one version of the weights.
+
+    A seed in the request itself means what it means in vLLM: the same request gets the same noise again.
+    """
     if params.seed is not None:
-        base_seed, version = params.seed, 0
+        base_seed, version, ordinal = params.seed, 0, 0
     text = f"{base_seed}|{version}|{ordinal}|{params}|{','.join(map(str, prompt_ids))}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-class _Draw(LogitsProcessor):
-    """Chooses each row's token by inverse transform sampling from its own uniforms and keeps the log-probability.
-
-    It runs last, after temperature and the filters, so the recorded value is that of the distribution sampled from
-    (verl's ``logprobs_mode=processed_logprobs``). The scores it returns leave one finite entry, so that generate()'s
-    argmax takes the chosen token.
-    """
-
-    def __init__(self, uniforms: torch.Tensor | None, prompt_length: int) -> None:
-        self.uniforms = uniforms
-        self.prompt_length = prompt_length
-        self.log_probs: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.float()
-        log_probs = torch.log_softmax(scores, dim=-1)
-        if self.uniforms is None:
-            chosen = scores.argmax(dim=-1, keepdim=True)
-        else:
-            step = input_ids.shape[1] - self.prompt_length
-            cumulative = log_probs.double().exp().cumsum(dim=-1)
-            threshold = self.uniforms[:, step : step + 1] * cumulative[:, -1:]
-            # The first entry strictly above the threshold has positive probability: filtered tokens add nothing.
-            chosen = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=scores.shape[1] - 1)
-        self.log_probs.append(log_probs.gather(1, chosen).squeeze(1))
-        return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
-
-
-class _MinTokens(LogitsProcessor):
-    """Forbids the stop tokens until ``min_tokens`` tokens are generated."""
-
-    def __init__(self, min_tokens: int, stop_ids: list[int], prompt_length: int) -> None:
-        self.min_tokens, self.stop_ids, self.prompt_length = min_tokens, stop_ids, prompt_length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] - self.prompt_length < self.min_tokens:
-            scores[:, self.stop_ids] = -torch.inf
-        return scores
-
-
-class _RowStop(StoppingCriteria):
-    """Per-row token limits, stop tokens and stop strings, and the shared abort flag."""
-
-    def __init__(
-        self,
-        limits: torch.Tensor,
-        stop_ids: torch.Tensor,
-        stop_strings: tuple[str, ...],
-        decode: Callable[[list[int]], str],
-        prompt_length: int,
-        aborted: Callable[[], bool],
-    ) -> None:
-        self.limits, self.stop_ids, self.stop_strings = limits, stop_ids, stop_strings
-        self.decode, self.prompt_length, self.aborted = decode, prompt_length, aborted
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        generated = input_ids.shape[1] - self.prompt_length
-        if self.aborted():
-            return torch.ones(input_ids.shape[0], dtype=torch.bool)
-        done = (self.limits <= generated) | torch.isin(input_ids[:, -1], self.stop_ids)
-        if self.stop_strings:
-            texts = (self.decode(row) for row in input_ids[:, self.prompt_length :].tolist())
-            done |= torch.tensor([any(stop in text for stop in self.stop_strings) for text in texts])
-        return done
 
 
 def generate(
@@ -193,11 +145,12 @@ def generate(
             uniforms[row] = torch.rand(longest, generator=generator, dtype=torch.float64)
 
     stop_ids = list(params.stop_token_ids) + ([] if params.ignore_eos else list(eos_ids))
-    draw = _Draw(uniforms, length)
-    stopping = _RowStop(
+    draw = Draw(uniforms, length)
+    stopping = RowStop(
         limits,
         torch.tensor(stop_ids, dtype=torch.long),
         params.stop,
+        params.min_tokens,
         lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         length,
         aborted,
@@ -209,29 +162,10 @@ def generate(
             generation_config=GenerationConfig(
                 max_new_tokens=longest, do_sample=False, pad_token_id=pad, eos_token_id=None, use_cache=True
             ),
-            logits_processor=LogitsProcessorList([*_processors(params, stop_ids, length), draw]),
+            logits_processor=LogitsProcessorList([*processors(params, stop_ids, input_ids, attention), draw]),
             stopping_criteria=StoppingCriteriaList([stopping]),
         )
     _collect(requests, output[:, length:].tolist(), torch.stack(draw.log_probs, dim=1), set(stop_ids), stopping)
-
-
-def _processors(params: SamplingParams, stop_ids: list[int], prompt_length: int) -> list[LogitsProcessor]:
-    processors: list[LogitsProcessor] = []
-    if params.repetition_penalty != 1.0:
-        processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if params.min_tokens > 0 and stop_ids:
-        processors.append(_MinTokens(params.min_tokens, stop_ids, prompt_length))
-    if params.greedy:
-        return processors
-    if params.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(float(params.temperature)))
-    if params.top_k > 0:
-        processors.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1.0:
-        processors.append(TopPLogitsWarper(params.top_p))
-    if params.min_p > 0.0:
-        processors.append(MinPLogitsWarper(params.min_p))
-    return processors
 
 
 def _collect(
@@ -239,7 +173,7 @@ def _collect(
     tokens: list[list[int]],
     log_probs: torch.Tensor,
     stop_ids: set[int],
-    stopping: _RowStop,
+    stopping: RowStop,
 ) -> None:
     """Cut each row at its own end. A row that ended early was padded while the others went on."""
     values = log_probs.tolist()
@@ -247,10 +181,7 @@ def _collect(
         end = min(len(tokens[row]), request.max_tokens)
         complete = end == request.max_tokens
         for position, token in enumerate(tokens[row][:end]):
-            text_stop = stopping.stop_strings and any(
-                stop in stopping.decode(tokens[row][: position + 1]) for stop in stopping.stop_strings
-            )
-            if token in stop_ids or text_stop:
+            if token in stop_ids or stopping.has_stop_string(tokens[row][: position + 1]):
                 end, complete = position + 1, True
                 break
         request.token_ids = tokens[row][:end]

@@ -10,6 +10,16 @@ from dataflex_verl.local.forkserver import py_executable
 
 ROLLOUT_NAME = "transformers"
 
+# Variables that also a run needs which was started without local_environment(); a value of the user's own wins.
+WORKER_ENVIRONMENT = {
+    # verl registers its FSDP engines for cuda and npu; the same classes run on the CPU.
+    "VERL_ENGINE_DEVICE": "cuda",
+    # TransferQueue asks for 8 threads at every transfer, warns each time and resizes torch's pool back and forth.
+    "TQ_NUM_THREADS": "1",
+    # The number of threads decides last bits of a sum, and Ray would set it to the number of CPUs that verl asks for.
+    "OMP_NUM_THREADS": "1",
+}
+
 _ENGINES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 
 
@@ -40,6 +50,7 @@ def local_environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
+        **WORKER_ENVIRONMENT,
     }
 
 
@@ -85,8 +96,13 @@ def _overrides() -> list[str]:
         f"ray_kwargs.ray_init.num_cpus={max(16, os.cpu_count() or 1)}",
         "++ray_kwargs.ray_init.num_gpus=8",
         "++ray_kwargs.ray_init.include_dashboard=False",
-        f"ray_kwargs.ray_init.runtime_env.py_executable='{py_executable()}'",
+        f"ray_kwargs.ray_init.runtime_env.py_executable={_quoted(py_executable())}",
     ]
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _engine_config(engine: str) -> str:
