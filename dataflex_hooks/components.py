@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.errors import did_you_mean, one_of
 
 Layout = Literal["padded", "jagged"]
 Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
@@ -27,13 +28,13 @@ class Component:
 
     Attributes:
         name: the name it was asked for by, set by the host.
-        requires: batch fields it reads.
+        requires: batch fields it reads, a tuple or list.
         layout: how per-token scores are handed over: ``"padded"`` (bs, Lmax), 0 on the right, or ``"jagged"`` (T,).
         open_params: True admits parameters that are not in the signature.
     """
 
     name: str = ""
-    requires: tuple[str, ...] = ()
+    requires: Sequence[str] = ()
     layout: Layout = "padded"
     open_params: bool = False
 
@@ -49,11 +50,23 @@ class Scorer(Component, ABC):
         granularity: what one score belongs to; prompt and domain scores are given per row, equal within prompt or
             domain.
         needs_groups: True if it compares sessions of one prompt, so that ``rollout.n`` has to exceed 1.
+
+    Raises (from the class statement):
+        ValueError: a ``timing`` or ``granularity`` that does not exist.
     """
 
     timing: Timing = "post_advantage"
     granularity: Granularity = "response"
     needs_groups: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for attribute, words in (("timing", get_args(Timing)), ("granularity", get_args(Granularity))):
+            given = getattr(cls, attribute)
+            if given not in words:
+                hint = did_you_mean(given, words)
+                text = f"{cls.__qualname__}.{attribute} = {given!r}; accepted: {one_of(words)}"
+                raise ValueError(f"{text}; {hint}" if hint else text)
 
     @abstractmethod
     def score(self, batch: RolloutBatch, step_id: int, **ctx: Any) -> Tensor:

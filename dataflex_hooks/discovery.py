@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
+from dataflex_hooks._version import __version__
 from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import GROUP
 
@@ -46,13 +47,19 @@ def load(name: str) -> Loaded | None:
     """Load ``name``: the entry point of that name, or the object that ``module:Class`` points at; None if neither.
 
     Raises:
-        ConfigError: two distributions declare the name, or importing it fails (the exception is chained).
+        ConfigError: two distributions declare the name, its distribution needs a newer version of this package, or
+            importing it fails (the exception is chained).
     """
     entry_point = find_entry_point(name)
     if entry_point is None:
         if not re.fullmatch(r"[\w.]+:[\w.]+", name):
             return None
         entry_point = EntryPoint(name=name, value=name, group=GROUP)
+    needed = _newer_version_needed(entry_point)
+    if needed is not None:
+        hint = f"{source(entry_point)} needs dataflex-verl {needed}: upgrade with pip install -U dataflex-verl"
+        given = Described(f"{name!r}, made for a newer version")
+        raise ConfigError([Problem("", given, f"a plugin that works with dataflex-verl {__version__}", hint)])
     try:
         target = entry_point.load()
     except Exception as error:
@@ -60,6 +67,21 @@ def load(name: str) -> Loaded | None:
         raise ConfigError([Problem("", name, "a name that can be imported", hint, cause=error)]) from error
     dist = entry_point.dist
     return Loaded(target, dist.name if dist else None, dist.version if dist else None)
+
+
+def _newer_version_needed(entry_point: EntryPoint) -> str | None:
+    """Return the lower bound on this package in the metadata of the entry point's distribution, if it is not met."""
+    for requirement in (entry_point.dist.requires if entry_point.dist else None) or ():
+        match = re.match(r"dataflex[-_.]verl\b[^;]*?((?:>=|~=|==|>)\s*(\d+(?:\.\d+)*))", requirement, re.IGNORECASE)
+        if match and _release(match[2]) > _release(__version__):
+            return match[1].replace(" ", "")
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = tuple(int(part) for part in match[0].split(".")) if match else ()
+    return numbers + (0,) * (4 - len(numbers))
 
 
 def source(entry_point: EntryPoint) -> str:

@@ -91,6 +91,7 @@ class Entry:
             "warmup_step": self.built.settings.warmup_step,
             "provides": sorted(self.declared.provides),
             "per_token": bool(getattr(self.plugin, "per_token", False)),
+            "normalize": getattr(self.plugin, "normalize", None),
             "keywords": dict(self.built.settings.keywords),
         }
 
@@ -132,14 +133,19 @@ def group_problems(built: BuiltPlugin, estimator: str, has_groups: bool | None) 
     scorer = _component_name(built.plugin, "scorer")
     setting = f"{built.settings.path}.scorer.name" if scorer else built.settings.plugin_setting
     given = scorer or built.settings.plugin
-    problems = []
-    if estimator not in GROUP_ESTIMATORS:
-        hint = f"it compares rollouts of one prompt; algorithm.adv_estimator={estimator} does not: use grpo or rloo"
-        problems.append(Problem(setting, given, "a scorer that needs no groups", hint))
+    problems = estimator_problems(setting, given, estimator)
     if has_groups is False:
         hint = "it compares rollouts of one prompt, and a prompt has one: set actor_rollout_ref.rollout.n > 1"
         problems.append(Problem(setting, given, "a scorer that needs no groups", hint))
     return problems
+
+
+def estimator_problems(setting: str, given: object, estimator: str) -> list[Problem]:
+    """Say so if something that needs groups meets an estimator that compares none."""
+    if estimator in GROUP_ESTIMATORS:
+        return []
+    hint = f"it compares rollouts of one prompt; algorithm.adv_estimator={estimator} does not: use grpo or rloo"
+    return [Problem(setting, given, "a scorer that needs no groups", hint)]
 
 
 def loss_problems(entry: Entry, coefficients: LossCoefficients) -> list[Problem]:

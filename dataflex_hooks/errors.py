@@ -74,8 +74,11 @@ class Problem:
         return Problem, (self.setting, self.given, self.accepted, self.hint)
 
 
-class ConfigError(DataFlexError):
-    """Everything wrong with a configuration, collected: ``problems`` in the order in which the settings were read."""
+class ConfigError(DataFlexError, ValueError):
+    """Everything wrong with a configuration, collected: ``problems`` in the order in which the settings were read.
+
+    Also a ValueError, which is what the published functions raise.
+    """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(list(problems))

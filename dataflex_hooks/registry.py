@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dataflex_hooks import discovery
 from dataflex_hooks.components import Component, Mixer, Reweighter, Scorer, Selector
-from dataflex_hooks.errors import ConfigError, Problem
+from dataflex_hooks.errors import ConfigError, Problem, did_you_mean
 
 C = TypeVar("C", bound=type[Component])
+Names = list[str]
 
 KINDS: Mapping[str, type[Component]] = MappingProxyType(
     {"scorer": Scorer, "selector": Selector, "reweighter": Reweighter, "mixer": Mixer},
@@ -52,7 +54,7 @@ class Registry:
 
         return decorate
 
-    def names(self, kind: str) -> list[str]:
+    def names(self, kind: str) -> Names:
         """Names registered for the kind, sorted; built-in ones are always among them."""
         _import_built_in()
         return sorted(self._classes[kind])
@@ -77,11 +79,39 @@ class Registry:
         accepted = f"the name of a {kind} (a class derived from {KINDS[kind].__name__})"
         raise ConfigError([Problem("", name, accepted, f"{name!r} is {discovery.describe(target)}")])
 
+    def build(
+        self,
+        kind: str,
+        name: str,
+        runtime: Mapping[str, object] | None = None,
+        cfg: Mapping[str, Any] | None = None,
+    ) -> Component:
+        """Build the component behind ``name``, as a run does.
+
+        Args:
+            kind, name: as for :meth:`get`.
+            runtime: keywords of the host (``scorer``, ``domains``, ``window``); what the class does not take is left
+                out.
+            cfg: its parameters.
+
+        Raises:
+            ConfigError: with everything wrong with name and parameters.
+        """
+        from dataflex_hooks.construct import build_component  # reads this module's registry
+
+        return build_component(kind, {"name": name, "params": dict(cfg or {})}, dict(runtime or {}))
+
+    def list(self, kind: str) -> Names:
+        """Return :meth:`names`, under its published name."""
+        return self.names(kind)
+
     def _unknown(self, kind: str, name: str) -> Problem:
         known = self.names(kind)
         other = next((other for other in KINDS if name in self._classes[other]), None)
         if other is None:
-            return discovery.unknown_name(name, known, f"the name of a {kind}")
+            problem = discovery.unknown_name(name, known, f"the name of a {kind}")
+            # What kind an entry point is shows only when it is loaded, so it is no more than a hint here.
+            return replace(problem, hint=problem.hint or did_you_mean(name, discovery.entry_point_names()))
         belongs = f": it belongs to mechanism {USED_BY[other]!r}" if other in USED_BY else ""
         return Problem("", name, f"the name of a {kind}, {', '.join(known)}", f"{name!r} is a {other}{belongs}")
 

@@ -8,14 +8,14 @@ calls the real function on a few random rows and looks at the gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 
-from dataflex_hooks import ConfigError, LossCoefficients, Problem
+from dataflex_hooks import LossCoefficients
+from dataflex_verl.losses import ApplyTo, ConfiguredLoss, ProbeResult, judge
 
 _LENGTHS = (3, 7, 2, 5, 4)
 _PROMPT = 2
@@ -23,25 +23,7 @@ _SEED = 20240611
 _TRIALS = 3
 _TOLERANCE = 1e-5
 
-ApplyTo = Literal["weights", "advantages"]
 Gradient = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class ProbeResult:
-    """What the probe found.
-
-    Attributes:
-        per_token: gradients add up over weight fields that differ from token to token.
-        per_response: they add up over fields that are constant within a response.
-        ignored: all weights 0 leave a gradient.
-        coefficients: ``token`` or ``sequence`` as in LossCoefficients, None if neither describes the loss.
-    """
-
-    per_token: bool
-    per_response: bool
-    ignored: bool
-    coefficients: Literal["token", "sequence"] | None
 
 
 def check_loss(config: DictConfig, apply_to: ApplyTo = "weights") -> LossCoefficients:
@@ -57,37 +39,17 @@ def check_loss(config: DictConfig, apply_to: ApplyTo = "weights") -> LossCoeffic
     Raises:
         ConfigError: decisions could not reach the optimizer as written; says which setting to change.
     """
-    mode = str(OmegaConf.select(config, "actor_rollout_ref.actor.policy_loss.loss_mode", default="vanilla"))
-    aggregation = str(OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode", default="token-mean"))
-    problems = []
-    if OmegaConf.select(config, "algorithm.use_pf_ppo", default=False):
-        accepted = "false: verl's v1 trainer pairs its resampled rows with other rows' advantages"
-        problems.append(Problem("algorithm.use_pf_ppo", True, accepted))
-    result = probe(config, apply_to)
-    problems += _refusals(result, mode, apply_to)
-    if problems:
-        raise ConfigError(problems)
-    assert result.coefficients is not None
-    return LossCoefficients(
-        kind=result.coefficients, per_token=result.per_token, source=f"loss_mode={mode}, loss_agg_mode={aggregation}"
-    )
+    loss = ConfiguredLoss.of(config)
+    # A name that verl does not know would end in a traceback of verl's.
+    names = loss.name_problems(known_modes())
+    return judge(config, names, lambda: loss.coefficients(probe(config, apply_to), apply_to))
 
 
-def _refusals(result: ProbeResult, mode: str, apply_to: ApplyTo) -> list[Problem]:
-    setting = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    other = "dataflex.apply_to=advantages" if apply_to == "weights" else "dataflex.apply_to=weights"
-    if result.ignored or not result.per_response:
-        what = "weights" if apply_to == "weights" else "a factor on the advantages"
-        why = (
-            f"a masked response would still get gradient, since this loss does not multiply {what} in"
-            if result.ignored
-            else f"this loss is not linear in {what}, so a decision would not act as written"
-        )
-        return [Problem(setting, mode, f"a loss that is linear in {what} (vanilla, ...): {why}", f"or try {other}")]
-    if result.coefficients is None:
-        accepted = "a loss that averages over tokens, or over responses and then tokens: weights are normalised so"
-        return [Problem(setting, mode, accepted)]
-    return []
+def known_modes() -> list[str]:
+    """Loss modes in verl's registry, those that users registered among them."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    return sorted(POLICY_LOSS_REGISTRY)
 
 
 def probe(config: DictConfig, apply_to: ApplyTo = "weights") -> ProbeResult:

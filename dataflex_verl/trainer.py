@@ -9,17 +9,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from dataflex_hooks import HookManager, LossCoefficients, MergedUpdate, StepContext
 from dataflex_verl import bridge
+from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
+from dataflex_verl.startup import MODES, prepare_with
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta
-
-MODES = {"dataflex_sync": "sync", "dataflex_mix_sync": "sync"}
-"""Trainer mode by name, and the verl mode it is laid over."""
 
 
 class DataFlexTrainer:
@@ -34,8 +33,9 @@ class DataFlexTrainer:
     def __init__(self, config: DictConfig) -> None:
         base_mode = MODES[config.trainer.v1.trainer_mode]
         self.hooks, self.coefficients = prepare(config)
-        for line in plan_lines(self.hooks, self.coefficients):
-            print(line)
+        lines = plan_lines(self.hooks, self.coefficients, config)
+        print("\n".join(lines))
+        store_plan(config, lines)
         # verl switches on this name (buffer class, fetch size, checkpoint contents); it must see its own mode.
         with open_dict(config):
             config.trainer.v1.trainer_mode = base_mode
@@ -124,48 +124,7 @@ def prepare(config: DictConfig) -> tuple[HookManager, LossCoefficients]:
     Raises:
         ConfigError: with every problem of the block and of the loss.
     """
-    from dataflex_hooks import ConfigError
-
-    problems: list[Any] = []
-    hooks: HookManager | None = None
-    coefficients = LossCoefficients("token", source="not probed: no plugin decides anything")
-    block = OmegaConf.select(config, "dataflex")
-    try:
-        hooks = HookManager.from_config(
-            block,
-            estimator=str(config.algorithm.adv_estimator),
-            has_groups=config.actor_rollout_ref.rollout.n > 1,
-        )
-    except ConfigError as error:
-        problems += error.problems
-    if hooks is None or hooks.labels:
-        apply_to = hooks.config.apply_to if hooks is not None else OmegaConf.select(block, "apply_to") or "weights"
-        try:
-            coefficients = check_loss(config, apply_to)
-            problems += hooks.loss_problems(coefficients) if hooks is not None else []
-        except ConfigError as error:
-            problems += error.problems
-    if problems or hooks is None:
-        raise ConfigError(problems)
-    return hooks, coefficients
-
-
-def plan_lines(hooks: HookManager, coefficients: LossCoefficients) -> list[str]:
-    """What will run, a line a plugin, for the log of every run."""
-    if not hooks.labels:
-        return ["DataFlex plan: no plugin; the run is verl's own"]
-    config = hooks.config
-    applied = f"applied to {config.apply_to}" if config.apply else "shadow mode: decided and logged, nothing changed"
-    head = f"DataFlex plan: {len(hooks.labels)} plugin(s), {applied}, mask_scale={config.mask_scale}"
-    rows = []
-    for row in hooks.plan():
-        pair = f" {row['scorer']} -> {row['actuator']}" if row["scorer"] else ""
-        source = f"{row['distribution']} {row['version']}" if row["distribution"] else row["plugin"]
-        rows.append(
-            f"DataFlex plan: {row['label']} = {row['plugin']}{pair} at {', '.join(row['hooks'])}"
-            f" from step {row['warmup_step']} ({source}), provides {', '.join(row['provides'])}"
-        )
-    return [head, *rows, f"DataFlex plan: weights average 1 per {coefficients.kind} ({coefficients.source})"]
+    return prepare_with(config, check_loss)
 
 
 def register_trainers() -> None:

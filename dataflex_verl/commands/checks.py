@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
-    from dataflex_hooks import Problem
+    from dataflex_hooks import HookManager, LossCoefficients, Problem
+    from dataflex_verl.losses import ApplyTo
+    from dataflex_verl.startup import AskLoss
 
-MODE = "trainer.v1.trainer_mode"
 LATER_MODES: Mapping[str, str] = MappingProxyType(
     {
         "dataflex_colocate_async": "it comes in a later version; use dataflex_sync",
@@ -26,55 +28,84 @@ _FILES = ("data.train_files", "data.val_files", "reward.custom_reward_function.p
 _MODEL = "actor_rollout_ref.model.path"
 
 
+@dataclass
+class Findings:
+    """What is wrong with a configuration; or, with nothing wrong, what will run.
+
+    Attributes:
+        problems: everything wrong, in order.
+        hooks, coefficients: the plugins, and what they may know of the loss; None where there are problems, or where
+            the configuration has nothing of ours.
+    """
+
+    problems: list[Problem]
+    hooks: HookManager | None = None
+    coefficients: LossCoefficients | None = None
+
+
 def find_problems(config: DictConfig, local: bool = False) -> list[Problem]:
-    """Everything that this package knows to be wrong with a composed configuration of verl.
+    """Everything wrong with a configuration, the loss asked as the run will ask it; see :func:`examine`."""
+    return examine(config, local, _probe).problems
+
+
+def examine(config: DictConfig, local: bool = False, ask_loss: AskLoss | None = None) -> Findings:
+    """Find everything that this package knows to be wrong with a composed configuration of verl.
 
     Args:
         config: verl's whole configuration.
         local: whether the run is on this machine alone, so that files have to be here.
+        ask_loss: how to learn what the loss does with weights; without it from the table of verl's own losses.
     """
-    problems = list(_missing_files(config)) if local else []
-    mode = str(OmegaConf.select(config, MODE))
+    found = Findings([])
+    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
     # Torch loads in seconds: a run without anything of ours does not wait for it here.
     if mode.startswith("dataflex") or OmegaConf.select(config, "dataflex") is not None:
-        problems = [*_mode_problems(config, mode), *problems]
-    return problems
+        found = _examine_block(config, mode, ask_loss)
+    if local:
+        found.problems += _missing_files(config)
+    return found
 
 
-def _mode_problems(config: DictConfig, mode: str) -> list[Problem]:
+def _examine_block(config: DictConfig, mode: str, ask_loss: AskLoss | None) -> Findings:
     from dataflex_hooks import ConfigError, Problem
-    from dataflex_hooks.errors import Described, did_you_mean, one_of
-    from dataflex_verl.trainer import MODES, prepare
+    from dataflex_verl.losses import expect_loss
+    from dataflex_verl.startup import MODE, prepare_with
 
-    if mode in LATER_MODES:
-        return [Problem(MODE, mode, one_of(MODES), LATER_MODES[mode])]
-    if mode.startswith("dataflex") and mode not in MODES:
-        return [Problem(MODE, mode, one_of(MODES), did_you_mean(mode, MODES))]
-    if mode not in MODES:
-        given = Described(f"a dataflex block, with {MODE}={mode}")
-        return [Problem("dataflex", given, f"the block only with {MODE} {one_of(MODES)}: nothing would act on it")]
-    problems = []
+    problems = _mode_problems(mode)
     if not OmegaConf.select(config, "trainer.use_v1", default=True):
         problems.append(Problem("trainer.use_v1", False, f"true: verl's older trainer does not read {MODE}"))
     try:
-        prepare(config)
+        hooks, coefficients = prepare_with(config, ask_loss or expect_loss)
     except ConfigError as error:
         problems += error.problems
-    except InstantiationException as error:
-        # The loss cannot be asked then; what is wrong with the block is still worth knowing.
-        problems += [*_block_problems(config), _refused_by_verl(error)]
-    return problems
+    return Findings(problems) if problems else Findings([], hooks, coefficients)
 
 
-def _block_problems(config: DictConfig) -> list[Problem]:
-    from dataflex_hooks import ConfigError, HookManager
+def _mode_problems(mode: str) -> list[Problem]:
+    from dataflex_hooks import Problem
+    from dataflex_hooks.errors import Described, did_you_mean, one_of
+    from dataflex_verl.startup import MODE, MODES
 
-    estimator = str(OmegaConf.select(config, "algorithm.adv_estimator"))
+    if mode in LATER_MODES:
+        return [Problem(MODE, mode, one_of(MODES), LATER_MODES[mode])]
+    if mode in MODES:
+        return []
+    if mode.startswith("dataflex"):
+        return [Problem(MODE, mode, one_of(MODES), did_you_mean(mode, MODES))]
+    given = Described(f"a dataflex block, with {MODE}={mode}")
+    accepted = f"the block only with {MODE} {one_of(MODES)}: nothing would act on it"
+    return [Problem("dataflex", given, accepted, f"add {MODE}=dataflex_sync")]
+
+
+def _probe(config: DictConfig, apply_to: ApplyTo) -> LossCoefficients:
+    """Ask verl's loss. The loss cannot be asked where verl refuses its settings; that is a problem like others."""
+    from dataflex_hooks import ConfigError
+    from dataflex_verl.probe import check_loss
+
     try:
-        HookManager.from_config(OmegaConf.select(config, "dataflex"), estimator=estimator, has_groups=None)
-    except ConfigError as error:
-        return error.problems
-    return []
+        return check_loss(config, apply_to)
+    except InstantiationException as error:
+        raise ConfigError([_refused_by_verl(error)]) from error
 
 
 def _refused_by_verl(error: InstantiationException) -> Problem:

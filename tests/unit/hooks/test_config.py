@@ -46,6 +46,8 @@ def test_the_published_short_form_works_verbatim():
         "actuator": "threshold_band",
         "warmup_step": 2,
         "provides": ["mask"],
+        "per_token": False,
+        "normalize": None,
         "keywords": {
             "scorer": {"name": "group_solve_rate", "params": {"success_threshold": 0.5}},
             "actuator": {"name": "threshold_band", "params": {"low": 0.2, "high": 0.8}},

@@ -109,16 +109,26 @@ def token_mean() -> dh.LossCoefficients:
 
 
 def write_distribution(
-    folder: Path, name: str, version: str, entry_points: Mapping[str, str], modules: Mapping[str, str]
+    folder: Path,
+    name: str,
+    version: str,
+    entry_points: Mapping[str, str],
+    modules: Mapping[str, str],
+    requires: Sequence[str] = (),
+    presets: Mapping[str, str] | None = None,
 ) -> None:
-    """Lay out what pip would have installed: the modules and a dist-info folder."""
+    """Lay out what pip would have installed: the modules (or other files, by path) and a dist-info folder."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    listed = "\n".join(f"{point} = {target}" for point, target in entry_points.items())
-    (info / "entry_points.txt").write_text(f"[dataflex_hooks]\n{listed}\n")
+    needed = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}")
+    groups = {"dataflex_hooks": entry_points, "dataflex_presets": presets or {}}
+    listed = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()]
+    (info / "entry_points.txt").write_text("".join(listed))
     for module, source in modules.items():
-        (folder / f"{module}.py").write_text(textwrap.dedent(source))
+        path = folder / (module if "." in module else f"{module}.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -143,9 +153,11 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     """Install a fake distribution for one test: `distribution(name, entry_points, modules, version=...)`."""
     loaded: list[str] = []
 
-    def install(name: str, entry_points: Mapping[str, str], modules: Mapping[str, str], version: str = "1.2.3") -> None:
+    def install(
+        name: str, entry_points: Mapping[str, str], modules: Mapping[str, str], version: str = "1.2.3", **more: Any
+    ) -> None:
         folder = tmp_path / name
-        write_distribution(folder, name, version, entry_points, modules)
+        write_distribution(folder, name, version, entry_points, modules, **more)
         monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()
         loaded.extend(modules)

@@ -1,0 +1,5 @@
+"""The base class of scorers."""
+
+from dataflex_hooks.components import Scorer
+
+__all__ = ["Scorer"]

@@ -1,0 +1,161 @@
+"""The resolved plan of a run, in words: the same lines in the run's log and from ``dataflex check``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from dataflex_hooks import HookManager, LossCoefficients
+from dataflex_verl.losses import ESTIMATOR, LOSS_AGG_MODE, LOSS_MODE
+
+PREFIX = "DataFlex plan: "
+PLAN_KEY = "dataflex_plan"
+"""Where the run's configuration, and so every logger that stores it, keeps the plan."""
+
+# What every run shows, and what it shows only where it is switched on.
+_SETTINGS = (ESTIMATOR, "actor_rollout_ref.rollout.n", LOSS_MODE, LOSS_AGG_MODE)
+_SWITCHES: Mapping[str, str] = {
+    "algorithm.rollout_correction.rollout_is": "verl's importance weights: ours are multiplied in",
+    "algorithm.rollout_correction.rollout_rs": "verl's rejection mask: normalisation comes after it",
+    "actor_rollout_ref.actor.use_kl_loss": "the KL term sees masked responses",
+    "actor_rollout_ref.actor.entropy_coeff": "the entropy term sees masked responses",
+    "algorithm.use_kl_in_reward": "advantages come from rewards less KL, scorers see the raw reward",
+    "critic.enable": "the critic learns from masked responses too",
+}
+_MERGED = ("kept_frac", "weight_mean", "weight_largest", "ess_frac", "reward_all", "reward_kept")
+
+
+def plan_lines(hooks: HookManager, coefficients: LossCoefficients, config: DictConfig | None = None) -> list[str]:
+    """What will run: a line a plugin in call order, then how decisions merge, where they land and what is logged.
+
+    Args:
+        hooks: the plugins of the run.
+        coefficients: of the configured loss.
+        config: verl's whole configuration, for the settings that matter; without it they are left out.
+    """
+    if not hooks.labels:
+        return [f"{PREFIX}no plugin; the run is verl's own"]
+    rows = hooks.plan()
+    settings = hooks.config
+    applied = (
+        f"applied to {settings.apply_to}" if settings.apply else "shadow mode: decided and logged, nothing changed"
+    )
+    lines = [f"{len(rows)} plugin(s), {applied}, mask_scale={settings.mask_scale}"]
+    lines += [_plugin_line(row) for row in rows]
+    lines += _merge_lines(rows, coefficients, settings.mask_scale)
+    lines += _landing_lines(rows, settings.apply_to)
+    if config is not None:
+        lines.append(f"verl settings that matter: {', '.join(_verl_settings(config))}")
+    lines.append(f"logs: {', '.join(_metric_names(rows))}")
+    return [PREFIX + line for line in lines]
+
+
+def plan_data(hooks: HookManager, coefficients: LossCoefficients, config: DictConfig) -> dict[str, Any]:
+    """The plan in plain values, with the lines of :func:`plan_lines`."""
+    return {
+        "plugins": hooks.plan(),
+        "apply": hooks.config.apply,
+        "apply_to": hooks.config.apply_to,
+        "mask_scale": hooks.config.mask_scale,
+        "coefficients": {
+            "kind": coefficients.kind,
+            "per_token": coefficients.per_token,
+            "source": coefficients.source,
+        },
+        "verl_settings": _verl_settings(config) if hooks.labels else [],
+        "metrics": _metric_names(hooks.plan()) if hooks.labels else [],
+        "lines": plan_lines(hooks, coefficients, config),
+    }
+
+
+def store_plan(config: DictConfig, lines: list[str]) -> None:
+    """Keep the plan with the metrics: in the configuration that loggers store, and beside verl's own JSONL file."""
+    with open_dict(config):
+        config[PLAN_KEY] = list(lines)
+    loggers = OmegaConf.select(config, "trainer.logger", default=[])
+    if "file" not in ([loggers] if isinstance(loggers, str) else list(loggers or [])):
+        return
+    metrics = metrics_file(config)
+    metrics.parent.mkdir(parents=True, exist_ok=True)
+    metrics.with_suffix(".plan.json").write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+
+
+def metrics_file(config: DictConfig) -> Path:
+    """Where verl's ``file`` logger writes."""
+    if path := os.environ.get("VERL_FILE_LOGGER_PATH"):
+        return Path(path)
+    root = Path(os.path.expanduser(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")))
+    return root / str(config.trainer.project_name) / f"{config.trainer.experiment_name}.jsonl"
+
+
+def _plugin_line(row: Mapping[str, Any]) -> str:
+    pair = f" {row['scorer']} -> {row['actuator']}" if row["scorer"] else ""
+    source = f"{row['distribution']} {row['version']}" if row["distribution"] else row["plugin"]
+    normalised = {"mean": ", normalised", "none": ", as they are"}.get(row["normalize"] or "", "")
+    per = f" per {'token' if row['per_token'] else 'response'}" if row["scorer"] else ""
+    return (
+        f"{row['label']} = {row['plugin']}{pair} at {', '.join(row['hooks'])}"
+        f" from step {row['warmup_step']} ({source}), provides {', '.join(row['provides'])}{per}{normalised}"
+    )
+
+
+def _merge_lines(rows: list[dict[str, Any]], coefficients: LossCoefficients, mask_scale: str) -> list[str]:
+    masks = _providers(rows, "mask")
+    weights = [row["label"] for row in rows if "weights" in row["provides"] and row["normalize"] != "none"]
+    raw = [row["label"] for row in rows if "weights" in row["provides"] and row["normalize"] == "none"]
+    parts = []
+    if masks:
+        scaled = ", made up for by 1/(kept share)" if mask_scale == "kept" else ""
+        parts.append(f"keep what {' and '.join(masks)} keep{'s' if len(masks) == 1 else ''}{scaled}")
+    if weights:
+        parts.append(f"multiply the weights of {' and '.join(weights)}, normalised over what is kept")
+    if raw:
+        parts.append(f"then multiply the weights of {' and '.join(raw)} as they are")
+    if scales := _providers(rows, "update_scale"):
+        parts.append(f"multiply by update_scale of {' and '.join(scales)}")
+    if skips := _providers(rows, "skip_update"):
+        parts.append(f"no update when {' or '.join(skips)} says so")
+    lines = [f"merge: {'; '.join(parts)}"] if parts else []
+    return [*lines, f"weights average 1 per {coefficients.kind} ({coefficients.source})"]
+
+
+def _landing_lines(rows: list[dict[str, Any]], apply_to: str) -> list[str]:
+    lines = []
+    if owners := _providers(rows, "rewards"):
+        lines.append(f"lands in: rm_scores, from {owners[0]}; advantages are computed from them")
+    if any("post_advantage" in row["hooks"] for row in rows):
+        field = "rollout_is_weights, a factor on each token's policy-gradient term"
+        if apply_to == "advantages":
+            field = "advantages, multiplied; returns stay as they are"
+        lines.append(f"lands in: {field}; KL, entropy and the critic are left alone")
+    return lines
+
+
+def _verl_settings(config: DictConfig) -> list[str]:
+    shown = [f"{name}={OmegaConf.select(config, name)}" for name in _SETTINGS]
+    for name, effect in _SWITCHES.items():
+        value = OmegaConf.select(config, name)
+        if value:
+            shown.append(f"{name}={value} ({effect})")
+    return shown
+
+
+def _metric_names(rows: list[dict[str, Any]]) -> list[str]:
+    if not any("post_advantage" in row["hooks"] for row in rows):
+        return []
+    names = list(_MERGED)
+    for row in rows:
+        if "mask" in row["provides"]:
+            names.append(f"{row['label']}/kept_frac")
+        if "weights" in row["provides"]:
+            names.append(f"{row['label']}/weight_mean")
+    return [f"dataflex/{name}" for name in names]
+
+
+def _providers(rows: list[dict[str, Any]], part: str) -> list[str]:
+    return [row["label"] for row in rows if part in row["provides"]]
