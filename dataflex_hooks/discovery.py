@@ -14,6 +14,9 @@ from dataflex_hooks._version import __version__
 from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import GROUP
 
+IMPORTABLE = "a name that can be imported"
+"""What a problem of a failed import accepts; its cause has the traceback."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -64,7 +67,7 @@ def load(name: str) -> Loaded | None:
         target = entry_point.load()
     except Exception as error:
         hint = f"importing {entry_point.value} from {source(entry_point)} raised {type(error).__name__}: {error}"
-        raise ConfigError([Problem("", name, "a name that can be imported", hint, cause=error)]) from error
+        raise ConfigError([Problem("", name, IMPORTABLE, hint, cause=error)]) from error
     dist = entry_point.dist
     return Loaded(target, dist.name if dist else None, dist.version if dist else None)
 

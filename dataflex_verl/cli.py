@@ -63,6 +63,26 @@ Examples:
   dataflex demo --strategy difffilter --strategy per --out ./demo-run
 """
 
+CHECK_HELP = """\
+Check a configuration without starting anything: print what would run, or everything that is wrong.
+
+Takes what verl.trainer.main_ppo takes. The lines are those that the run itself prints. Options of this command:
+--local, --json, --help.
+
+Examples:
+
+\b
+  dataflex check trainer.v1.trainer_mode=dataflex_sync algorithm.adv_estimator=grpo \\
+    actor_rollout_ref.rollout.n=8 '+dataflex=[difffilter,per]'
+
+Exit status: 2 for a configuration that cannot be used, otherwise 0.
+"""
+
+PLUGINS_HELP = """\
+List installed plugins and components: kind, package and version, hooks, whether they load, and which of them are
+active under the given overrides. Installing a package makes nothing active: only what a configuration names runs.
+"""
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -118,6 +138,43 @@ def demo(
         steps=steps, seed=seed, strategies=tuple(strategy or ()), out=out, learning_rate=lr, cache=cache
     )
     raise typer.Exit(run(options, as_json=as_json))
+
+
+@app.command(
+    help=CHECK_HELP,
+    short_help="Check a configuration and show what would run.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def check(
+    ctx: typer.Context,
+    local: Annotated[bool, typer.Option("--local", help="As for train --local.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: ok, problems, plan.")] = False,
+) -> None:
+    from dataflex_verl.commands.check import check as run
+
+    raise typer.Exit(run(list(ctx.args), local=local, as_json=as_json))
+
+
+@app.command(
+    help=PLUGINS_HELP,
+    short_help="List installed plugins and components.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def plugins(
+    ctx: typer.Context,
+    every: Annotated[bool, typer.Option("--all", help="Built-in components too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    from dataflex_verl.commands.plugins import plugins as run
+
+    raise typer.Exit(run(list(ctx.args), every=every, as_json=as_json))
+
+
+@app.command(help="List presets, ready-made strategies for +dataflex=<name>, a line each.")
+def presets(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    from dataflex_verl.commands.presets import presets as run
+
+    raise typer.Exit(run(as_json=as_json))
 
 
 def main() -> None:

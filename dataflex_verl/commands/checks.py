@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ LATER_MODES: Mapping[str, str] = MappingProxyType(
 
 _FILES = ("data.train_files", "data.val_files", "reward.custom_reward_function.path")
 _MODEL = "actor_rollout_ref.model.path"
+_HOOKS = os.path.join("dataflex_hooks", "")
 
 
 @dataclass
@@ -64,6 +66,28 @@ def examine(config: DictConfig, local: bool = False, ask_loss: AskLoss | None = 
     if local:
         found.problems += _missing_files(config)
     return found
+
+
+def refusal(problems: Sequence[Problem]) -> str:
+    """The problems, numbered; and for a package that cannot be imported, its own traceback."""
+    from dataflex_hooks.discovery import IMPORTABLE
+
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = [f"dataflex: {count} in the configuration; nothing was started."]
+    lines += [f"{number}. {problem}" for number, problem in enumerate(problems, start=1)]
+    for problem in problems:
+        if problem.accepted == IMPORTABLE and problem.cause is not None:
+            lines += ["", f"importing {problem.given!r}:", _own_traceback(problem.cause)]
+    return "\n".join(lines)
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback without the frames of the import system."""
+    summary = traceback.TracebackException.from_exception(error)
+    summary.stack = traceback.StackSummary.from_list(
+        [frame for frame in summary.stack if "importlib" not in frame.filename and _HOOKS not in frame.filename]
+    )
+    return "".join(summary.format()).rstrip()
 
 
 def _examine_block(config: DictConfig, mode: str, ask_loss: AskLoss | None) -> Findings:

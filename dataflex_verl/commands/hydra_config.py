@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
-from hydra.errors import HydraException
-from omegaconf import DictConfig
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, SearchPathException
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from dataflex_verl import hydra_plugin
 
 DEFAULT_CONFIG = "ppo_trainer"
 
@@ -75,23 +81,73 @@ def verl_directory() -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+@dataclass(frozen=True)
+class Composed:
+    """A composed configuration.
+
+    Attributes:
+        config: verl's configuration.
+        presets: labels of the plugins by composed preset.
+    """
+
+    config: DictConfig
+    presets: Mapping[str, list[str]]
+
+
 def compose_config(line: CommandLine) -> DictConfig:
     """Compose the configuration that verl's entry point will compose from ``line``.
 
     Raises:
         CompositionError: Hydra refuses the overrides, or finds no such configuration file.
     """
-    given = line.parsed
-    # verl's entry point reads --config-path relative to its own file.
-    directory = verl_directory() / "trainer" / (given.config_path or "config")
-    overrides = list(line.overrides)
-    if given.config_dir:
-        overrides.append(f"hydra.searchpath=[file://{os.path.abspath(given.config_dir)}]")
+    return compose_with_presets(line).config
+
+
+def compose_with_presets(line: CommandLine) -> Composed:
+    """Compose as :func:`compose_config` does, and tell which presets are in it.
+
+    Raises:
+        CompositionError: Hydra refuses the overrides, or finds no such configuration file.
+    """
     try:
-        with initialize_config_dir(config_dir=str(directory), job_name="main_ppo", version_base=None):
-            return compose(given.config_name or DEFAULT_CONFIG, overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+        with hydra_for(line):
+            return composed(line, line.overrides)
+    # A group set to null, or to a number, is a ValueError of Hydra's.
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise CompositionError(_plain_text(error)) from error
+
+
+@contextmanager
+def hydra_for(line: CommandLine) -> Iterator[None]:
+    """Hydra initialised as verl's entry point initialises it for ``line``."""
+    hydra_plugin.register()
+    # verl's entry point reads --config-path relative to its own file.
+    directory = verl_directory() / "trainer" / (line.parsed.config_path or "config")
+    with initialize_config_dir(config_dir=str(directory), job_name="main_ppo", version_base=None):
+        if line.parsed.config_dir:
+            _add_directory(os.path.abspath(line.parsed.config_dir))
+        yield
+
+
+def _add_directory(path: str) -> None:
+    """What Hydra's main does with ``--config-dir``; its compose API has no such argument."""
+    if not os.path.isdir(path):
+        raise SearchPathException(f"Additional config directory '{path}' not found")
+    loader = GlobalHydra.instance().config_loader()
+    search_path = loader.get_search_path()
+    search_path.prepend(provider="command-line", path=f"file://{path}", anchor=SearchPathQuery(provider="schema"))
+    loader.repository.initialize_sources(search_path)
+
+
+def composed(line: CommandLine, overrides: Sequence[str]) -> Composed:
+    """Compose with ``overrides`` in place of the line's own, within :func:`hydra_for`."""
+    name = line.parsed.config_name or DEFAULT_CONFIG
+    config = compose(name, overrides=list(overrides), return_hydra_config=True)
+    presets = OmegaConf.select(config, f"{hydra_plugin.CALLBACK}.presets", default={})
+    labels = {str(name): [str(label) for label in of_preset] for name, of_preset in presets.items()}
+    with open_dict(config):
+        del config["hydra"]
+    return Composed(config, labels)
 
 
 def _plain_text(error: BaseException) -> str:

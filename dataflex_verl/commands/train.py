@@ -63,14 +63,10 @@ def add_local_overrides(given: Sequence[str]) -> list[str]:
 
 def check(line: CommandLine, local: bool) -> str | None:
     """Say why the configuration cannot be used, or return None."""
-    from dataflex_verl.commands.checks import find_problems
+    from dataflex_verl.commands.checks import find_problems, refusal
 
     try:
         problems = find_problems(compose_config(line), local)
     except (CompositionError, VerlMissing) as error:
         return f"dataflex: nothing was started.\n{error}"
-    if not problems:
-        return None
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    listed = [f"{number}. {problem}" for number, problem in enumerate(problems, start=1)]
-    return "\n".join([f"dataflex: {count} in the configuration; nothing was started.", *listed])
+    return refusal(problems) if problems else None

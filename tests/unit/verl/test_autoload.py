@@ -17,9 +17,9 @@ def autoload(mocker, monkeypatch):
     return importlib.reload(dataflex_verl.autoload)
 
 
-def test_it_only_installs_a_post_import_hook(autoload):
-    (call,) = wrapt.register_post_import_hook.call_args_list
-    assert call.args[1] == "verl.trainer.ppo.v1"
+def test_it_only_installs_post_import_hooks(autoload):
+    calls = wrapt.register_post_import_hook.call_args_list
+    assert [call.args[1] for call in calls] == ["verl.trainer.ppo.v1", "hydra.core.plugins"]
 
 
 def test_the_cpu_backend_is_opt_in(autoload, mocker, monkeypatch):
