@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dataflex_verl.commands.demo_plan import LEARNING_RATE, BadOption, DemoPlan, choose_strategies
 from dataflex_verl.commands.demo_report import STARTING, DemoProgress, show_summary
-from dataflex_verl.commands.demo_run import RunFailed, RunResult, train_in_child
+from dataflex_verl.commands.demo_run import RunFailed, RunResult, run_environment, train_in_child
 from dataflex_verl.commands.demo_summary import summarize
 from dataflex_verl.commands.train import REFUSED, set_local_environment
 
@@ -77,7 +77,9 @@ def demo(options: DemoOptions, as_json: bool = False) -> int:
 def _train(options: DemoOptions, strategies: tuple[str, ...], console: Console) -> tuple[DemoPlan, RunResult]:
     rate = LEARNING_RATE if options.learning_rate is None else options.learning_rate
     with DemoProgress(console, options.steps) as progress, _run_directory(options.out) as directory:
-        # Started now, the workers' modules load while the model is made.
+        # Started now, the workers' modules load while the model is made. The fork server serves processes of the
+        # environment it was started in, so the training's variables are set before.
+        os.environ.update(run_environment(directory))
         set_local_environment()
         progress.stage("making model and data, kept for the next run")
         files = _files(options, directory)

@@ -58,8 +58,8 @@ def train_in_child(overrides: Sequence[str], directory: Path, on_record: Callabl
     Raises:
         RunFailed: the process ended with an error.
     """
-    log_path, metrics_path = directory / "verl.log", directory / "metrics.jsonl"
-    environment = {**os.environ, METRICS_VARIABLE: str(metrics_path), "PYTHONUNBUFFERED": "1"}
+    log_path = directory / "verl.log"
+    environment = {**os.environ, **run_environment(directory)}
     command = [sys.executable, "-m", "dataflex_verl.cli", "train", "--local", *overrides]
     result = RunResult()
     started = time.monotonic()
@@ -68,7 +68,7 @@ def train_in_child(overrides: Sequence[str], directory: Path, on_record: Callabl
             command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
         try:
-            reader = MetricsReader(metrics_path)
+            reader = MetricsReader(Path(environment[METRICS_VARIABLE]))
             running = True
             while running:
                 running = process.poll() is None
@@ -84,6 +84,11 @@ def train_in_child(overrides: Sequence[str], directory: Path, on_record: Callabl
     if process.returncode != 0:
         raise RunFailed(process.returncode, log_path, last_lines(log_path))
     return result
+
+
+def run_environment(directory: Path) -> dict[str, str]:
+    """What the training process gets beside the environment of this one."""
+    return {METRICS_VARIABLE: str(directory / "metrics.jsonl"), "PYTHONUNBUFFERED": "1"}
 
 
 class MetricsReader:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
-import gc
-import importlib
 import json
 import os
 import select
@@ -29,15 +27,8 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(_HERE)))
 
 from dataflex_verl.local.forkserver import PRELOAD, STREAMS, process_exists, receive  # noqa: E402
+from dataflex_verl.local.preload import EARLY_PRELOAD, RAY_PRELOAD, Job, preload  # noqa: E402
 
-DEFAULT_PRELOAD = (
-    "ray.actor",
-    "verl",
-    "verl.trainer.ppo.v1",
-    "verl.workers.engine_workers",
-    "verl.workers.engine.fsdp",
-    "dataflex_verl.local.rollout",
-)
 _LOOK_SECONDS = 0.5
 _LONGEST_MESSAGE = 1 << 22
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +36,9 @@ _PR_SET_PDEATHSIG = 1
 
 def serve(listener: socket.socket, path: str, owner: int) -> None:
     """Preload, then fork a child per request until ``owner`` and all children are gone."""
-    preload()
+    chosen = os.environ.get(PRELOAD)
+    preload(EARLY_PRELOAD if chosen is None else chosen.split())
+    job = Job(() if chosen is not None else RAY_PRELOAD)
     open(f"{path}.ready", "w").close()
     children: dict[int, socket.socket] = {}
     wake_read, wake_write = os.pipe()
@@ -64,52 +57,12 @@ def serve(listener: socket.socket, path: str, owner: int) -> None:
                     os.kill(pid, signal.SIGKILL)
         if listener in ready:
             connection, _ = listener.accept()
-            pid = _answer(connection, [listener, *children.values()])
+            pid = _answer(connection, job, [listener, *children.values()])
             if pid is None:
                 connection.close()
             else:
                 children[pid] = connection
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-
-
-def preload() -> None:
-    """Import the modules that workers need. One that fails is left to the workers that need it."""
-    # A pool of OpenMP threads does not survive a fork; children set their own number.
-    threads = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    names = os.environ.get(PRELOAD)
-    for name in DEFAULT_PRELOAD if names is None else names.split():
-        try:
-            importlib.import_module(name)
-            _leave_ray_unseeded()
-        except Exception:
-            traceback.print_exc()
-    if threads is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = threads
-    # Shared pages stay shared: the collector would otherwise write to every object's header in every child.
-    gc.collect()
-    gc.freeze()
-
-
-class _FreshIds:
-    """Stands where Ray draws the id of an actor class, when a class is decorated with ``ray.remote``.
-
-    Ray's own generator seeds itself at first use. Were that in this process, all workers would draw the same ids.
-    """
-
-    def __init__(self, id_type: Any) -> None:
-        self.id_type = id_type
-
-    def from_random(self) -> Any:
-        return self.id_type(os.urandom(self.id_type.size()))
-
-
-def _leave_ray_unseeded() -> None:
-    actor = sys.modules.get("ray.actor")
-    if actor is not None and not isinstance(actor.ActorClassID, _FreshIds):
-        actor.ActorClassID = _FreshIds(actor.ActorClassID)
 
 
 def _reap(children: dict[int, socket.socket]) -> None:
@@ -127,7 +80,7 @@ def _reap(children: dict[int, socket.socket]) -> None:
             connection.close()
 
 
-def _answer(connection: socket.socket, inherited: list[socket.socket]) -> int | None:
+def _answer(connection: socket.socket, job: Job, inherited: list[socket.socket]) -> int | None:
     """Read one request and fork for it. A connection without a request is only somebody asking whether we live."""
     connection.settimeout(5.0)
     streams = array.array("i")
@@ -140,6 +93,8 @@ def _answer(connection: socket.socket, inherited: list[socket.socket]) -> int | 
         if len(head) < 4 or len(streams) != STREAMS or size > _LONGEST_MESSAGE:
             return None
         request = json.loads(receive(connection, size))
+        if not job.admits(request["environment"]):
+            return None
         pid = os.fork()
         if pid == 0:
             for other in inherited:
@@ -162,6 +117,8 @@ def _become_worker(request: dict[str, Any], streams: list[int]) -> NoReturn:
 
     status = 1
     try:
+        # Ray ends a worker by a signal to its process group, which must not be that of its siblings.
+        os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with contextlib.suppress(OSError, AttributeError):

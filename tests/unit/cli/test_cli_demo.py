@@ -13,7 +13,7 @@ from dataflex_hooks import HookManager
 from dataflex_verl.commands import demo as demo_module
 from dataflex_verl.commands.checks import find_problems
 from dataflex_verl.commands.demo_plan import BadOption, DemoPlan, choose_strategies
-from dataflex_verl.commands.demo_run import RunFailed, RunResult, train_in_child
+from dataflex_verl.commands.demo_run import RunFailed, RunResult, run_environment, train_in_child
 from dataflex_verl.commands.hydra_config import CommandLine, compose_config
 from dataflex_verl.demo.build import DemoFiles
 
@@ -52,6 +52,8 @@ class Training:
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch, files: DemoFiles) -> Training:
     training = Training()
+    for name in run_environment(Path()):
+        monkeypatch.setenv(name, "")
     monkeypatch.setattr(demo_module, "train_in_child", training)
     monkeypatch.setattr(demo_module, "set_local_environment", lambda: None)
     monkeypatch.setattr("dataflex_verl.demo.build.build_demo", lambda directory, seed: files)
