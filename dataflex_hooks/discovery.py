@@ -75,9 +75,10 @@ def load(name: str) -> Loaded | None:
 def _newer_version_needed(entry_point: EntryPoint) -> str | None:
     """Return the lower bound on this package in the metadata of the entry point's distribution, if it is not met."""
     for requirement in (entry_point.dist.requires if entry_point.dist else None) or ():
-        match = re.match(r"dataflex[-_.]verl\b[^;]*?((?:>=|~=|==|>)\s*(\d+(?:\.\d+)*))", requirement, re.IGNORECASE)
-        if match and _release(match[2]) > _release(__version__):
-            return match[1].replace(" ", "")
+        ours = re.match(r"dataflex[-_.]verl(?![-\w.])([^;]*)", requirement.strip(), re.IGNORECASE)
+        bound = re.search(r"(?:>=|~=|==|>)\s*(\d+(?:\.\d+)*)", ours[1]) if ours else None
+        if bound and _release(bound[1]) > _release(__version__):
+            return bound[0].replace(" ", "")
     return None
 
 

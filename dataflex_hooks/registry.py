@@ -77,6 +77,10 @@ class Registry:
         if inspect.isclass(target) and issubclass(target, KINDS[kind]):
             return target
         accepted = f"the name of a {kind} (a class derived from {KINDS[kind].__name__})"
+        if inspect.ismodule(target):
+            own = [name for name, cls in self._classes[kind].items() if cls.__module__ == target.__name__]
+            hint = f"the module {target.__name__} registers no {kind} {name!r}, only {', '.join(sorted(own)) or 'none'}"
+            raise ConfigError([Problem("", name, accepted, hint)])
         raise ConfigError([Problem("", name, accepted, f"{name!r} is {discovery.describe(target)}")])
 
     def build(
