@@ -68,14 +68,19 @@ def start_server() -> None:
     os.environ[OWNER] = str(os.getpid())
 
 
-def socket_path(owner: int, environment: Mapping[str, str]) -> str:
+def socket_path(owner: int, environment: Mapping[str, str], job: str = "") -> str:
     """Where the server for this owner, interpreter, code and import-time environment listens.
+
+    Args:
+        owner: process with which the server ends.
+        environment: of the worker.
+        job: Ray's id of the job, as far as known when the server is started.
 
     Raises:
         PermissionError: others could enter the directory.
     """
     base = os.environ.get("TMPDIR") or "/tmp"
-    name = os.path.join(f"dataflex-{os.getuid()}", str(owner), f"{_key(environment)}.sock")
+    name = os.path.join(f"dataflex-{os.getuid()}", str(owner), f"{_key(environment, job)}.sock")
     if len(os.path.join(base, name).encode()) > _LONGEST_PATH:
         base = "/tmp"
     home = os.path.join(base, f"dataflex-{os.getuid()}")
@@ -87,9 +92,9 @@ def socket_path(owner: int, environment: Mapping[str, str]) -> str:
     return os.path.join(base, name)
 
 
-def _key(environment: Mapping[str, str]) -> str:
+def _key(environment: Mapping[str, str], job: str) -> str:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    parts = [sys.executable, root]
+    parts = [sys.executable, root, job]
     for package in ("dataflex_verl", "dataflex_hooks"):
         for directory, _, files in sorted(os.walk(os.path.join(root, package))):
             for name in sorted(files):
@@ -151,34 +156,13 @@ def _alive(path: str) -> bool:
         return False
 
 
-def _connect() -> socket.socket:
-    """Connect to the driver's server, else to that of the raylet, which is started if need be."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_ANSWER_SECONDS)
-    owner = os.environ.get(OWNER, "")
-    if owner.isdigit() and process_exists(int(owner)):
-        with contextlib.suppress(OSError):
-            connection.connect(socket_path(int(owner), os.environ))
-            return connection
-    path = socket_path(os.getppid(), os.environ)
-    _start(path, os.getppid())
-    connection.connect(path)
-    return connection
-
-
 def run_worker(arguments: list[str]) -> int:
     """Have the server fork a process for ``arguments`` and wait for it. Returns its exit status.
 
     Raises:
-        OSError: the server cannot be used; nothing was started.
+        OSError: no server can be used; nothing was started.
     """
-    connection = _connect()
-    request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
-    body = json.dumps(request).encode(errors="surrogateescape")
-    streams = array.array("i", range(STREAMS))
-    connection.sendmsg([len(body).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams.tobytes())])
-    connection.sendall(body)
-    child = int(receive(connection, 8))
+    connection, child = _fork(arguments)
     # Ray may stop a worker through the process it started; that is this one.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: _forward(child, signum))
@@ -188,6 +172,30 @@ def run_worker(arguments: list[str]) -> int:
     except ConnectionError:
         # The server was killed, and its children with it.
         return 1
+
+
+def _fork(arguments: list[str]) -> tuple[socket.socket, int]:
+    """Ask the driver's server, else that of the raylet and job, which is started if need be."""
+    owner = os.environ.get(OWNER, "")
+    if owner.isdigit() and process_exists(int(owner)):
+        with contextlib.suppress(OSError):
+            return _request(socket_path(int(owner), os.environ), arguments)
+    raylet = os.getppid()
+    path = socket_path(raylet, os.environ, job=os.environ.get("RAY_JOB_ID", ""))
+    _start(path, raylet)
+    return _request(path, arguments)
+
+
+def _request(path: str, arguments: list[str]) -> tuple[socket.socket, int]:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_ANSWER_SECONDS)
+    connection.connect(path)
+    request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
+    body = json.dumps(request).encode(errors="surrogateescape")
+    streams = array.array("i", range(STREAMS))
+    connection.sendmsg([len(body).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams.tobytes())])
+    connection.sendall(body)
+    return connection, int(receive(connection, 8))
 
 
 def _forward(child: int, signum: int) -> None:

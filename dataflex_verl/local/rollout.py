@@ -32,7 +32,7 @@ def refuse_unmerged_lora(model: Any) -> None:
     if uses_lora and not (model.get("lora") or {}).get("merge", False):
         raise ValueError(
             "The local rollout takes whole weights, and verl would send it LoRA adapters: "
-            "set +actor_rollout_ref.model.lora.merge=True."
+            "set actor_rollout_ref.model.lora.merge=True."
         )
 
 

@@ -64,8 +64,8 @@ def run(*arguments: str, **kwargs) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*CLIENT, *arguments], capture_output=True, text=True, timeout=30, **kwargs)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([*CLIENT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(*arguments: str, **kwargs) -> subprocess.Popen[str]:
+    return subprocess.Popen([*CLIENT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
 
 
 SHOW = """
@@ -117,6 +117,18 @@ def test_worker_ends_as_an_ordinary_process_would(place, text, status, message):
     ordinary = subprocess.run([sys.executable, path], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (ordinary.returncode, ordinary.stdout) == (status, ordinary.stdout)
     assert message in result.stderr
+
+
+def test_a_signal_to_a_workers_process_group_reaches_no_other(place):
+    forkserver.start_server()
+    path = script(place, "import os, sys; print(os.getpgid(0), flush=True); sys.stdin.read()")
+    clients = [start(path, stdin=subprocess.PIPE) for _ in range(2)]
+    first, second = (int(client.stdout.readline()) for client in clients)
+    os.killpg(first, signal.SIGKILL)
+    assert clients[0].wait(timeout=10) == -signal.SIGKILL
+    assert clients[1].communicate("", timeout=10) == ("", "") and clients[1].returncode == 0
+    clients[0].communicate()
+    assert len(servers(place)) == 1
 
 
 def test_workers_run_side_by_side_and_leave_no_zombie(place):
@@ -231,6 +243,16 @@ def test_a_worker_with_another_import_time_environment_gets_another_server(place
         for extra in ({}, {"RANK": "1"}, {"HF_HOME": "/elsewhere"}, {"HF_HOME": "/elsewhere"})
     ]
     assert parents[0] == parents[1] != parents[2] == parents[3]
+
+
+def test_every_job_gets_a_server(place):
+    forkserver.start_server()
+    path = script(place, SHOW)
+    parents = [
+        json.loads(run(path, env={**os.environ, "RAY_JOB_ID": job}, input="").stdout)["parent"]
+        for job in ("01", "02", "01", "02")
+    ]
+    assert parents[:2] == parents[2:] and len(set(parents)) == 2
 
 
 def test_key_follows_code_interpreter_and_import_time_environment(place, monkeypatch):

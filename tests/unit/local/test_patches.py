@@ -25,7 +25,11 @@ import verl.workers.rollout.replica as replica
 import verl.trainer.ppo.v1.replay_buffer as buffer
 import verl.trainer.ppo.v1.trainer_base as trainer
 import verl.workers.engine.fsdp.transformer_impl as engine
+import verl.experimental.agent_loop.agent_loop as loop
+import verl.models.transformers.monkey_patch as heads
+import verl.utils
 import verl.utils.tokenizer.continuous_token_wiring as wiring
+import verl.workers.rollout.llm_server as llm_server
 from verl.plugin.platform import PlatformRegistry
 print(json.dumps({
     "gloo": not inspect.isfunction(distributed.initialize_global_process_group_ray),
@@ -36,6 +40,11 @@ print(json.dumps({
     "sorting": hasattr(buffer.ReplayBuffer._materialize_batch, "__wrapped__"),
     "counting": hasattr(trainer.PPOTrainer._fetch_one_gen_batch, "__wrapped__"),
     "pinning": inspect.isfunction(engine.CPUOffloadPolicy),
+    "lora": engine.FSDPEngine._merged_lora_per_tensor_param.__module__.startswith("dataflex"),
+    "heads": hasattr(heads.apply_monkey_patch, "__wrapped__"),
+    "template": hasattr(verl.utils.hf_tokenizer, "__wrapped__"),
+    "loop": not inspect.ismodule(loop.hydra),
+    "balancer": hasattr(llm_server.LLMServerClient._acquire_server, "__wrapped__"),
     "notes": bool(wiring.logger.filters),
     "platform": "cpu" in PlatformRegistry._platforms,
     "engines": os.environ.get("VERL_ENGINE_DEVICE") == "cuda",
@@ -101,6 +110,33 @@ def test_offloading_pins_no_memory():
     assert module.CPUOffloadPolicy(pin_memory=True) is False
 
 
+def test_families_without_grouped_heads_pass_and_keep_their_configuration(model_dir):
+    from transformers import AutoConfig
+
+    seen = []
+    module = SimpleNamespace(apply_monkey_patch=lambda model, **kwargs: seen.append(model.config.num_key_value_heads))
+    patches._models_without_grouped_heads(module)
+    for family in ("gpt2", "llama"):
+        config = AutoConfig.from_pretrained(model_dir(family))
+        before = config.to_dict()
+        module.apply_monkey_patch(SimpleNamespace(config=config), use_remove_padding=False)
+        assert config.to_dict() == before
+    assert seen == [4, 2]
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages }}"])
+def test_a_tokenizer_without_chat_template_gets_a_plain_one(tokenizer, monkeypatch, template, caplog):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    module = SimpleNamespace(hf_tokenizer=lambda path, **kwargs: tokenizer)
+    patches._plain_chat_template(module)
+    loaded = module.hf_tokenizer("some/where", trust_remote_code=False)
+    if template is None:
+        rendered = loaded.apply_chat_template([{"content": "1+"}, {"content": "2"}], tokenize=False)
+        assert rendered == "1+2" and "some/where has no chat template" in caplog.text
+    else:
+        assert loaded.chat_template == template and caplog.text == ""
+
+
 def test_a_value_head_loads_without_flash_attention(model_dir):
     from transformers import AutoConfig
 
@@ -148,5 +184,5 @@ def test_whole_or_merged_weights_are_accepted(model):
     "model", [{"lora_rank": 8}, {"lora_rank": 8, "lora": {"merge": False}}, {"lora_adapter_path": "x"}]
 )
 def test_unmerged_lora_is_refused_with_the_setting_that_merges(model):
-    with pytest.raises(ValueError, match=r"\+actor_rollout_ref\.model\.lora\.merge=True"):
+    with pytest.raises(ValueError, match=r"set actor_rollout_ref\.model\.lora\.merge=True"):
         refuse_unmerged_lora(model)
