@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dataflex_verl.commands.demo_plan import METRICS_VARIABLE
 
@@ -63,7 +65,7 @@ def train_in_child(overrides: Sequence[str], directory: Path, on_record: Callabl
     command = [sys.executable, "-m", "dataflex_verl.cli", "train", "--local", *overrides]
     result = RunResult()
     started = time.monotonic()
-    with log_path.open("wb") as log:
+    with log_path.open("wb") as log, _termination_unwinds():
         process = subprocess.Popen(
             command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
@@ -112,6 +114,20 @@ def last_lines(path: Path, count: int = 20, width: int = 200) -> list[str]:
     """The last lines of a log that say something, shortened."""
     lines = path.read_text(errors="replace").splitlines()
     return [line[:width] for line in lines if line.strip()][-count:]
+
+
+@contextmanager
+def _termination_unwinds() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as an interrupt does, so that it ends the training process too."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

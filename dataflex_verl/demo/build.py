@@ -1,4 +1,7 @@
-"""Everything that a demo run reads, made once and kept under a key of its settings and of this package's code."""
+"""Everything that a demo run reads, made once and kept under a key of its settings and of this package's code.
+
+Torch and transformers are imported only where something has to be made: finding what is there takes no time.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import transformers
-from transformers.utils import logging as transformers_logging
-
-from dataflex_verl.demo.model import make_model
-from dataflex_verl.demo.tasks import make_splits, write_parquet
-from dataflex_verl.demo.tokenizer import make_tokenizer
-from dataflex_verl.demo.warm_start import WarmStart, warm_start
+if TYPE_CHECKING:
+    from dataflex_verl.demo.warm_start import WarmStart
 
 HERE = Path(__file__).parent
 SOURCES = ("tasks.py", "tokenizer.py", "model.py", "warm_start.py", "reward.py", "build.py")
@@ -34,14 +33,14 @@ class DemoSettings:
         val_per_domain: validation tasks a domain.
         hidden: width of the model.
         layers: transformer blocks of the model.
-        warm_start: settings of the supervised start.
+        warm_start: settings of the supervised start, None for its defaults.
     """
 
     train_per_domain: int = 160
     val_per_domain: int = 24
     hidden: int = 64
     layers: int = 2
-    warm_start: WarmStart = field(default_factory=WarmStart)
+    warm_start: WarmStart | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def build_demo(directory: str | Path, seed: int = 0, settings: DemoSettings | No
 
 def _content_key(seed: int, settings: DemoSettings) -> str:
     digest = hashlib.sha256()
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    versions = {name: metadata.version(name) for name in ("torch", "transformers")}
     digest.update(json.dumps([seed, asdict(settings), versions], sort_keys=True).encode())
     for name in SOURCES:
         digest.update((HERE / name).read_bytes())
@@ -94,10 +93,15 @@ def _content_key(seed: int, settings: DemoSettings) -> str:
 
 
 def _write(folder: Path, seed: int, settings: DemoSettings) -> None:
+    from dataflex_verl.demo.model import make_model
+    from dataflex_verl.demo.tasks import make_splits, write_parquet
+    from dataflex_verl.demo.tokenizer import make_tokenizer
+    from dataflex_verl.demo.warm_start import WarmStart, warm_start
+
     splits = make_splits(seed, settings.train_per_domain, settings.val_per_domain)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed, settings.hidden, settings.layers)
-    warm_start(model, tokenizer, splits.warm_start, seed, settings.warm_start)
+    warm_start(model, tokenizer, splits.warm_start, seed, settings.warm_start or WarmStart())
     with _no_progress_bar():
         model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
@@ -118,6 +122,8 @@ def _publish(making: Path, home: Path) -> None:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
+    from transformers.utils import logging as transformers_logging
+
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -51,11 +52,13 @@ def kept_share(rollouts: Path) -> float:
 
 
 def test_train_local_runs_the_published_short_form(demo: DemoFiles, tmp_path: Path) -> None:
+    # Paths relative to where the command is called, as its help shows.
+    shutil.copytree(demo.model_dir.parent, tmp_path / "demo")
     own = [
-        f"data.train_files={demo.train_parquet}",
-        f"data.val_files={demo.val_parquet}",
-        f"actor_rollout_ref.model.path={demo.model_dir}",
-        f"reward.custom_reward_function.path={demo.reward_path}",
+        f"data.train_files=demo/{demo.train_parquet.name}",
+        f"data.val_files=demo/{demo.val_parquet.name}",
+        f"actor_rollout_ref.model.path=./demo/{demo.model_dir.name}",
+        f"reward.custom_reward_function.path=demo/{demo.reward_path.name}",
         "data.train_batch_size=8",
         "actor_rollout_ref.rollout.n=4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,3 +155,25 @@ def test_training_process_that_fails_is_reported_with_its_log(tmp_path: Path) ->
         train_in_child(["no_such.setting=1"], tmp_path, lambda record: None)
     assert caught.value.status == 2
     assert any("no_such" in line for line in caught.value.tail)
+
+
+def test_termination_ends_the_training_process_too(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from dataflex_verl.commands import demo_run\n"
+        "popen = subprocess.Popen\n"
+        "def start(command, **given):\n"
+        "    process = popen([sys.executable, '-c', 'import time; time.sleep(60)'], **given)\n"
+        "    print(process.pid, flush=True)\n"
+        "    return process\n"
+        "demo_run.subprocess.Popen = start\n"
+        "demo_run.train_in_child([], Path('.'), print)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.terminate()
+        assert parent.wait(30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

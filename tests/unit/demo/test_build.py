@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from dataflex_verl.demo import build
+from dataflex_verl.demo import warm_start as warm_start_module
 from dataflex_verl.demo.build import DemoFiles, DemoSettings, build_demo
 from dataflex_verl.demo.model import make_model
 from dataflex_verl.demo.tasks import make_splits
@@ -105,7 +108,7 @@ def test_reward_file_works_when_loaded_by_its_path(files: DemoFiles) -> None:
 
 
 def test_second_build_reuses_the_files(files: DemoFiles, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "warm_start", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(warm_start_module, "warm_start", lambda *_: pytest.fail("made again"))
     assert build_demo(cache, seed=0, settings=SHORT) == files
 
 
@@ -122,7 +125,7 @@ def test_failed_build_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     def fail(*_: object) -> float:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(build, "warm_start", fail)
+    monkeypatch.setattr(warm_start_module, "warm_start", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         build_demo(tmp_path, seed=0, settings=SHORT)
     assert list(tmp_path.iterdir()) == []
@@ -155,3 +158,15 @@ def test_builds_of_one_seed_have_equal_files(files: DemoFiles, tmp_path: Path) -
     for first, second in zip(sorted(files.model_dir.iterdir()), sorted(again.model_dir.iterdir()), strict=True):
         assert first.read_bytes() == second.read_bytes(), first.name
     assert pq.read_table(files.train_parquet) == pq.read_table(again.train_parquet)
+
+
+def test_finding_what_is_there_loads_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from dataflex_verl.demo.build import DemoSettings, build_demo\n"
+        "build_demo(sys.argv[1], seed=0, settings=DemoSettings(hidden=8))\n"
+        "print('torch' in sys.modules)\n"
+    )
+    (tmp_path / f"demo-{build._content_key(0, DemoSettings(hidden=8))}").mkdir()
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
