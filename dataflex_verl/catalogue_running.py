@@ -1,0 +1,62 @@
+"""The second part of the catalogue of errors: what a run says of a plugin that misbehaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+RUNNING = """\
+## While running
+
+A plugin's exception stops the run and says which plugin of which package failed in which hook and step; the plugin's
+own traceback is chained. `on_error: disable` on a plugin logs it once and goes on without the plugin, which shows as
+the metric `dataflex/<label>/disabled`.
+"""
+RUNNING_ENTRIES: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "Weights that are no weights",
+        "nan",
+        "The plugin returned NaN, an infinity or a negative number.",
+        "Return finite numbers that are not negative; 0 masks.",
+    ),
+    ("A mask that is no mask", "mask", "Graded values in a mask.", "Return them as `weights`."),
+    ("A batch changed in place", "mutation", "Batches are shared by all plugins.", "Work on `tensor.clone()`."),
+    ("A field that was not asked for", "field", "Only declared fields are fetched.", "List it in `requires`."),
+    ("A part that was not declared", "part", "`provides` tells the host what may clash.", "Add it to `provides`."),
+)
+
+
+def running_message(case: str) -> str:
+    """What a run says when a plugin misbehaves in one of the ways of RUNNING_ENTRIES."""
+    import torch
+
+    from dataflex_hooks import HookManager, LossCoefficients, PluginError, RolloutBatch, StepContext, UpdateDecision
+
+    decide: dict[str, Callable[[RolloutBatch], UpdateDecision]] = {
+        "nan": lambda batch: UpdateDecision(weights=torch.full((batch.bs,), torch.nan)),
+        "mask": lambda batch: UpdateDecision(mask=torch.full((batch.bs,), 0.5)),
+        "mutation": lambda batch: UpdateDecision(mask=batch.values("rm_scores").mul_(0) == 0),
+        "field": lambda batch: UpdateDecision(weights=batch.values("old_log_probs")),
+        "part": lambda batch: UpdateDecision(skip_update=True),
+    }
+    ones = torch.ones(4)
+    fields = {"response_mask": ones.long(), "rm_scores": ones.clone(), "advantages": ones.clone()}
+    batch = RolloutBatch(["a_0_0", "a_1_0"], torch.tensor([0, 2, 4]), {}, fields)
+    manager = HookManager({"mine": _plugin(decide[case])})
+    try:
+        manager.post_advantage(batch, StepContext(step=7), LossCoefficients("token"))
+    except PluginError as error:
+        return str(error)
+    raise AssertionError(f"{case} raised nothing")
+
+
+def _plugin(decide: Callable[..., object]) -> object:
+    from dataflex_hooks import hookimpl
+
+    class Mine:
+        provides = frozenset({"mask", "weights"})
+
+        @hookimpl
+        def post_advantage(self, batch: object) -> object:
+            return decide(batch)
+
+    return Mine()

@@ -1,0 +1,200 @@
+"""The plan: one function for the run's log and for ``dataflex check``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf, open_dict
+
+from dataflex_hooks import HookManager, LossCoefficients, RewardDecision, UpdateDecision, hookimpl
+from dataflex_verl.commands.check import NOTHING
+from dataflex_verl.commands.hydra_config import CommandLine, compose_config
+from dataflex_verl.plan import PLAN_KEY, PREFIX, metrics_file, plan_lines, store_plan
+
+GOOD = ["trainer.v1.trainer_mode=dataflex_sync", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"]
+RUNNABLE = [
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.rollout.name=transformers",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+]
+TOKEN = LossCoefficients("token", source="loss_mode=vanilla, loss_agg_mode=token-mean")
+BLOCK = {
+    "plugins": {
+        "band": {"plugin": "select", "scorer": "group_solve_rate", "actuator": "threshold_band"},
+        "per": {"plugin": "reweight", "scorer": "advantage_magnitude", "actuator": "per_advantage"},
+        "ar": {
+            "plugin": "reweight",
+            "warmup_step": 5,
+            "normalize": "none",
+            "scorer": "token_prob",
+            "actuator": "advantage_reweight",
+        },
+    }
+}
+
+
+class Owner:
+    provides = frozenset({"rewards", "update_scale", "skip_update"})
+
+    @hookimpl
+    def post_reward(self, batch, ctx):
+        return RewardDecision(rewards=batch.rewards)
+
+    @hookimpl
+    def post_advantage(self, batch, ctx):
+        return UpdateDecision(update_scale=1.0)
+
+
+def plan(block=None, config=None, **extra) -> list[str]:
+    hooks = HookManager.from_config({**BLOCK, **(block or {})}, estimator="grpo", has_groups=True, **extra)
+    return [line.removeprefix(PREFIX) for line in plan_lines(hooks, TOKEN, config)]
+
+
+def test_the_plan_says_who_runs_in_order_how_decisions_merge_and_where_they_land():
+    lines = plan({"mask_scale": "kept"}, extra_plugins={"own": Owner()})
+    version = HookManager.from_config(BLOCK, estimator="grpo", has_groups=True).plan()[0]["version"]
+    ours = f"(dataflex-verl {version})"
+    assert lines == [
+        "4 plugin(s), applied to weights, mask_scale=kept",
+        f"band = select group_solve_rate -> threshold_band at post_advantage from step 0 {ours}, provides mask per "
+        "response",
+        f"per = reweight advantage_magnitude -> per_advantage at post_advantage from step 0 {ours}, provides weights "
+        "per response, normalised",
+        f"ar = reweight token_prob -> advantage_reweight at post_advantage from step 5 {ours}, provides weights per "
+        "token, as they are",
+        f"own = {__name__}:Owner at post_advantage, post_reward from step 0 ({__name__}:Owner), provides rewards, "
+        "skip_update, update_scale",
+        "merge: keep what band keeps, made up for by 1/(kept share); multiply the weights of per, normalised over what "
+        "is kept; then multiply the weights of ar as they are; multiply by update_scale of own; no update when own "
+        "says so",
+        "weights average 1 per token (loss_mode=vanilla, loss_agg_mode=token-mean)",
+        "lands in: rm_scores, from own; advantages are computed from them",
+        "lands in: rollout_is_weights, a factor on each token's policy-gradient term; KL, entropy and the critic are "
+        "left alone",
+        "logs: dataflex/kept_frac, dataflex/weight_mean, dataflex/weight_largest, dataflex/ess_frac, "
+        "dataflex/reward_all, dataflex/reward_kept, dataflex/band/kept_frac, dataflex/per/weight_mean, "
+        "dataflex/ar/weight_mean",
+    ]
+
+
+def test_shadow_mode_differs_in_the_first_line_only():
+    assert plan()[1:] == plan({"apply": False})[1:]
+    assert plan({"apply": False})[0].startswith("3 plugin(s), shadow mode: decided and logged, nothing changed")
+
+
+def test_advantages_as_the_way_in_are_named():
+    assert any(
+        "lands in: advantages, multiplied; returns stay as they are" in row for row in plan({"apply_to": "advantages"})
+    )
+
+
+def test_settings_of_verl_that_matter_show_their_values_and_what_they_do():
+    on = ["actor_rollout_ref.actor.use_kl_loss=true", "algorithm.rollout_correction.rollout_is=token"]
+    config = compose_config(CommandLine.parse([*GOOD, *on]))
+    (line,) = [line for line in plan(config=config) if line.startswith("verl settings")]
+    assert "algorithm.adv_estimator=grpo, actor_rollout_ref.rollout.n=8, " in line
+    assert "use_kl_loss=True (the KL term sees masked responses)" in line
+    assert "rollout_is=token (verl's importance weights: ours are multiplied in)" in line
+    assert "critic" not in line
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+dataflex=[difffilter,per]"],
+        ["+dataflex=ar", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"],
+        ["+dataflex=topk", "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"],
+        ["trainer.v1.trainer_mode=dataflex_mix_sync", "+dataflex.apply_to=advantages", "+dataflex=softmax"],
+        [],
+    ],
+)
+def test_the_plan_of_a_run_is_that_of_check(overrides, check_json, dataflex):
+    pytest.importorskip("verl", reason="needs verl: pip install 'dataflex-verl[local]'")
+    from dataflex_verl.trainer import prepare
+
+    arguments = [*GOOD, *RUNNABLE, *overrides]
+    config = compose_config(CommandLine.parse(arguments))
+    lines = plan_lines(*prepare(config), config)
+    assert check_json(*arguments)["plan"]["lines"] == lines
+    assert dataflex("check", *arguments).stdout.splitlines() == lines
+
+
+def test_the_plan_is_stored_with_the_metrics(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_FILE_LOGGER_ROOT", str(tmp_path))
+    monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
+    config = compose_config(CommandLine.parse([*GOOD, "trainer.logger=[console,file]"]))
+    store_plan(config, ["DataFlex plan: a", "DataFlex plan: b"])
+    assert list(config[PLAN_KEY]) == ["DataFlex plan: a", "DataFlex plan: b"]
+    assert metrics_file(config) == tmp_path / config.trainer.project_name / f"{config.trainer.experiment_name}.jsonl"
+    assert json.loads(metrics_file(config).with_suffix(".plan.json").read_text()) == list(config[PLAN_KEY])
+
+
+def test_the_plan_file_lies_beside_a_metrics_file_of_the_users_choice(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "m.jsonl"))
+    config = OmegaConf.create({"trainer": {"logger": "file"}})
+    store_plan(config, ["x"])
+    assert (tmp_path / "m.plan.json").exists()
+    with open_dict(config):
+        config.trainer.logger = ["console"]
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "other.jsonl"))
+    store_plan(config, ["x"])
+    assert not (tmp_path / "other.plan.json").exists()
+
+
+def test_the_file_logger_of_verl_writes_where_we_think(tmp_path, monkeypatch):
+    pytest.importorskip("verl", reason="needs verl: pip install 'dataflex-verl[local]'")
+    from verl.utils.tracking import FileLogger
+
+    config = OmegaConf.create({"trainer": {"project_name": "p", "experiment_name": "e"}})
+    for name, value in (("VERL_FILE_LOGGER_ROOT", str(tmp_path)), ("VERL_FILE_LOGGER_PATH", str(tmp_path / "q.jsonl"))):
+        monkeypatch.setenv(name, value)
+        logger = FileLogger("p", "e")
+        logger.finish()
+        assert Path(logger.filepath) == metrics_file(config)
+
+
+# -------------------------------------------------------------------- the command
+
+
+def test_check_without_anything_of_ours_says_so(dataflex, check_json):
+    result = dataflex("check", "trainer.total_epochs=2")
+    assert (result.exit_code, result.stdout.strip()) == (0, NOTHING)
+    assert check_json("trainer.total_epochs=2") == {"ok": True, "problems": [], "plan": None}
+
+
+def test_check_prints_problems_to_stderr_and_leaves_with_2(dataflex):
+    result = dataflex("check", *GOOD, "+dataflex=per", "+dataflex.aply=1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    first, second = result.stderr.splitlines()
+    assert first == "dataflex: 1 problem in the configuration; nothing was started."
+    assert second.startswith("1. dataflex.aply: got 1; accepted: one of ")
+
+
+def test_check_with_local_looks_for_the_files(check_json, tmp_path):
+    files = [f"data.train_files={tmp_path}/train.parquet", f"data.val_files={tmp_path}/val.parquet"]
+    found = check_json("--local", *GOOD, "+dataflex=per", *files)
+    assert [problem["setting"] for problem in found["problems"]][:2] == ["data.train_files", "data.val_files"]
+    assert check_json(*GOOD, "+dataflex=per", *files)["ok"]
+
+
+def test_check_imports_neither_verl_nor_ray():
+    code = (
+        "import sys\n"
+        "from dataflex_verl.commands.check import check\n"
+        f"status = check({[*GOOD, '+dataflex=[difffilter,per]']!r})\n"
+        "found = {'verl', 'ray', 'tensordict', 'transfer_queue', 'transformers'} & set(sys.modules)\n"
+        "assert status == 0 and not found, found\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(PREFIX)
+
+
+def test_without_verl_check_says_what_to_install(dataflex, mocker):
+    mocker.patch("dataflex_verl.commands.hydra_config.find_spec", return_value=None)
+    result = dataflex("check", "+dataflex=per")
+    assert result.exit_code == 2 and "verl is not installed here" in result.stderr
