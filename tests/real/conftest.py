@@ -39,6 +39,10 @@ def ray_session(demo: DemoFiles) -> Iterator[None]:
     import ray
     import transfer_queue as tq
 
+    from dataflex_verl.local.forkserver import start_server
+
+    # First of all: the workers' modules load while this process imports its own.
+    start_server()
     from tests.real.harness import compose_config, start_ray
 
     config = compose_config(base_overrides(demo))
