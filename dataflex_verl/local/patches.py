@@ -17,7 +17,7 @@ from typing import Any
 
 import wrapt
 
-from dataflex_verl.local import forkserver
+from dataflex_verl.local import families, forkserver
 from dataflex_verl.local.agent_loop import ask_balancer_once, instantiate_plainly
 from dataflex_verl.local.determinism import count_prompt_ids, sort_rows
 from dataflex_verl.local.settings import ROLLOUT_NAME, WORKER_ENVIRONMENT
@@ -101,56 +101,6 @@ def _merged_lora_in_full_precision(module: ModuleType) -> None:
     module.FSDPEngine._merged_lora_per_tensor_param = merged
 
 
-def _models_without_grouped_heads(module: ModuleType) -> None:
-    # verl reads num_key_value_heads of every model; families that never share key-value heads, such as GPT-2 and
-    # GPT-NeoX, have no such setting.
-    original = module.apply_monkey_patch
-
-    @functools.wraps(original)
-    def apply(model: Any, *args: Any, **kwargs: Any) -> Any:
-        config = model.config.get_text_config()
-        if hasattr(config, "num_key_value_heads"):
-            return original(model, *args, **kwargs)
-        config.num_key_value_heads = config.num_attention_heads
-        try:
-            return original(model, *args, **kwargs)
-        finally:
-            del config.num_key_value_heads
-
-    module.apply_monkey_patch = apply
-
-
-def _value_head_without_flash_attention(module: ModuleType) -> None:
-    # verl hard-codes attn_implementation="flash_attention_2" for the critic.
-    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-        from transformers import AutoModelForTokenClassification
-
-        return AutoModelForTokenClassification.from_pretrained(
-            local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
-        )
-
-    module.load_valuehead_model = load_valuehead_model
-
-
-def _plain_chat_template(module: ModuleType) -> None:
-    # verl renders every prompt with a chat template, also for a model that comes without one.
-    original = module.hf_tokenizer
-
-    @functools.wraps(original)
-    def hf_tokenizer(name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        tokenizer = original(name_or_path, *args, **kwargs)
-        if not tokenizer.chat_template:
-            tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-            logging.getLogger(__name__).warning(
-                "The tokenizer in %s has no chat template: the local backend joins the messages' contents. "
-                "actor_rollout_ref.model.custom_chat_template sets another.",
-                name_or_path,
-            )
-        return tokenizer
-
-    module.hf_tokenizer = hf_tokenizer
-
-
 def _poll_often(module: ModuleType) -> None:
     # The buffer looks for finished rollouts every two seconds: on a tiny model that is most of a step.
     original = module.ReplayBuffer.__init__
@@ -168,15 +118,16 @@ def _note_once(module: ModuleType) -> None:
 
 
 _HOOKS = (
-    ("verl.utils.tokenizer.tokenizer", _plain_chat_template),
+    ("verl.utils.tokenizer.tokenizer", families.add_plain_chat_template),
     ("verl.utils.tokenizer.continuous_token_wiring", _note_once),
     ("verl.utils.distributed", _use_gloo),
     ("verl.workers.rollout.replica", _register_replica),
     ("verl.workers.rollout.base", _register_adapter),
-    ("verl.models.transformers.monkey_patch", _models_without_grouped_heads),
+    ("verl.models.transformers.monkey_patch", families.accept_ungrouped_heads),
     ("verl.workers.engine.fsdp.transformer_impl", _offload_without_pinning),
     ("verl.workers.engine.fsdp.transformer_impl", _merged_lora_in_full_precision),
-    ("verl.utils.model", _value_head_without_flash_attention),
+    ("verl.utils.model", families.load_value_head_without_flash_attention),
+    ("verl.utils.model", families.find_language_model_heads),
     ("verl.trainer.ppo.v1.replay_buffer", _poll_often),
     ("verl.trainer.ppo.v1.replay_buffer", sort_rows),
     ("verl.trainer.ppo.v1.trainer_base", count_prompt_ids),

@@ -10,7 +10,6 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
 
 from dataflex_verl.local import forkserver, patches
 from dataflex_verl.local.rollout import refuse_unmerged_lora
@@ -27,7 +26,7 @@ import verl.trainer.ppo.v1.trainer_base as trainer
 import verl.workers.engine.fsdp.transformer_impl as engine
 import verl.experimental.agent_loop.agent_loop as loop
 import verl.models.transformers.monkey_patch as heads
-import verl.utils
+import verl.utils.tokenizer.tokenizer as tokenizer
 import verl.utils.tokenizer.continuous_token_wiring as wiring
 import verl.workers.rollout.llm_server as llm_server
 from verl.plugin.platform import PlatformRegistry
@@ -42,7 +41,8 @@ print(json.dumps({
     "pinning": inspect.isfunction(engine.CPUOffloadPolicy),
     "lora": engine.FSDPEngine._merged_lora_per_tensor_param.__module__.startswith("dataflex"),
     "heads": hasattr(heads.apply_monkey_patch, "__wrapped__"),
-    "template": hasattr(verl.utils.hf_tokenizer, "__wrapped__"),
+    "template": hasattr(tokenizer.set_pad_token_id, "__wrapped__"),
+    "model class": hasattr(model.get_hf_auto_model_class, "__wrapped__"),
     "loop": not inspect.ismodule(loop.hydra),
     "balancer": hasattr(llm_server.LLMServerClient._acquire_server, "__wrapped__"),
     "notes": bool(wiring.logger.filters),
@@ -108,44 +108,6 @@ def test_offloading_pins_no_memory():
     module.CPUOffloadPolicy = lambda pin_memory: pin_memory
     patches._offload_without_pinning(module)
     assert module.CPUOffloadPolicy(pin_memory=True) is False
-
-
-def test_families_without_grouped_heads_pass_and_keep_their_configuration(model_dir):
-    from transformers import AutoConfig
-
-    seen = []
-    module = SimpleNamespace(apply_monkey_patch=lambda model, **kwargs: seen.append(model.config.num_key_value_heads))
-    patches._models_without_grouped_heads(module)
-    for family in ("gpt2", "llama"):
-        config = AutoConfig.from_pretrained(model_dir(family))
-        before = config.to_dict()
-        module.apply_monkey_patch(SimpleNamespace(config=config), use_remove_padding=False)
-        assert config.to_dict() == before
-    assert seen == [4, 2]
-
-
-@pytest.mark.parametrize("template", [None, "{{ messages }}"])
-def test_a_tokenizer_without_chat_template_gets_a_plain_one(tokenizer, monkeypatch, template, caplog):
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    module = SimpleNamespace(hf_tokenizer=lambda path, **kwargs: tokenizer)
-    patches._plain_chat_template(module)
-    loaded = module.hf_tokenizer("some/where", trust_remote_code=False)
-    if template is None:
-        rendered = loaded.apply_chat_template([{"content": "1+"}, {"content": "2"}], tokenize=False)
-        assert rendered == "1+2" and "some/where has no chat template" in caplog.text
-    else:
-        assert loaded.chat_template == template and caplog.text == ""
-
-
-def test_a_value_head_loads_without_flash_attention(model_dir):
-    from transformers import AutoConfig
-
-    module = ModuleType("model")
-    patches._value_head_without_flash_attention(module)
-    directory = str(model_dir("llama"))
-    config = AutoConfig.from_pretrained(directory, num_labels=1)
-    critic = module.load_valuehead_model(directory, torch.float32, config, False)
-    assert critic(torch.tensor([[4, 5, 6]])).logits.shape == (1, 3, 1)
 
 
 @pytest.mark.parametrize(("given", "interval"), [({}, 0.05), ({"poll_interval": 1.0}, 1.0)])
