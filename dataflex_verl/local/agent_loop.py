@@ -27,19 +27,27 @@ def instantiate_plainly(module: ModuleType) -> None:
 
 
 def ask_balancer_once(module: ModuleType) -> None:
-    """Keep the server that the load balancer named: all local replicas answer through one server."""
-    client = module.LLMServerClient
-    original = client._acquire_server
+    """Keep the server that the load balancer named: the replicas of a worker group answer through one server.
 
-    @functools.wraps(original)
+    verl's client for asynchronous modes goes on asking, because servers join and leave there.
+    """
+    client = module.LLMServerClient
+    acquire_each, release_each = client._acquire_server, client._release_server
+
+    @functools.wraps(acquire_each)
     async def acquire(self: Any, request_id: str, **extra: Any) -> Any:
+        if isinstance(self, module.FullyAsyncLLMServerClient):
+            return await acquire_each(self, request_id, **extra)
         known = getattr(self, "_local_server", None)
         if known is None:
-            known = self._local_server = await original(self, request_id, **extra)
+            known = self._local_server = await acquire_each(self, request_id, **extra)
         return known
 
+    @functools.wraps(release_each)
     def release(self: Any, server_id: str, request_id: str | None = None) -> None:
-        """Nothing was taken from the balancer's count but for the first request."""
+        # Of the other clients only the first request is in the balancer's count.
+        if isinstance(self, module.FullyAsyncLLMServerClient):
+            release_each(self, server_id, request_id)
 
     client._acquire_server = acquire
     client._release_server = release
