@@ -45,8 +45,10 @@ def serve(listener: socket.socket, path: str, owner: int) -> None:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    ends = _ends_with(owner)
     while children or process_exists(owner):
-        ready, _, _ = select.select([listener, wake_read, *children.values()], [], [], _LOOK_SECONDS)
+        waiting = [] if children else ends
+        ready, _, _ = select.select([listener, wake_read, *children.values(), *waiting], [], [], _LOOK_SECONDS)
         if wake_read in ready:
             os.read(wake_read, 4096)
         _reap(children)
@@ -57,12 +59,20 @@ def serve(listener: socket.socket, path: str, owner: int) -> None:
                     os.kill(pid, signal.SIGKILL)
         if listener in ready:
             connection, _ = listener.accept()
-            pid = _answer(connection, job, [listener, *children.values()])
+            pid = _answer(connection, job, [listener, *children.values()], [wake_read, wake_write, *ends])
             if pid is None:
                 connection.close()
             else:
                 children[pid] = connection
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+
+
+def _ends_with(owner: int) -> list[int]:
+    """A descriptor that becomes readable when ``owner`` ends, where the system has one."""
+    try:
+        return [os.pidfd_open(owner)]
+    except (AttributeError, OSError):
+        return []
 
 
 def _reap(children: dict[int, socket.socket]) -> None:
@@ -80,8 +90,15 @@ def _reap(children: dict[int, socket.socket]) -> None:
             connection.close()
 
 
-def _answer(connection: socket.socket, job: Job, inherited: list[socket.socket]) -> int | None:
-    """Read one request and fork for it. A connection without a request is only somebody asking whether we live."""
+def _answer(connection: socket.socket, job: Job, sockets: list[socket.socket], descriptors: list[int]) -> int | None:
+    """Read one request and fork for it. A connection without a request is only somebody asking whether we live.
+
+    Args:
+        connection: to the client.
+        job: whose workers may be forked.
+        sockets: of the server, closed in the child.
+        descriptors: of the server, closed in the child.
+    """
     connection.settimeout(5.0)
     streams = array.array("i")
     try:
@@ -97,10 +114,7 @@ def _answer(connection: socket.socket, job: Job, inherited: list[socket.socket])
             return None
         pid = os.fork()
         if pid == 0:
-            for other in inherited:
-                other.close()
-            connection.close()
-            _become_worker(request, list(streams))
+            _become_worker(request, list(streams), [*sockets, connection], descriptors)
     except (OSError, ValueError):
         return None
     finally:
@@ -111,8 +125,10 @@ def _answer(connection: socket.socket, job: Job, inherited: list[socket.socket])
     return pid
 
 
-def _become_worker(request: dict[str, Any], streams: list[int]) -> NoReturn:
-    """In the child: take over the caller's streams, environment and command line."""
+def _become_worker(
+    request: dict[str, Any], streams: list[int], sockets: list[socket.socket], descriptors: list[int]
+) -> NoReturn:
+    """In the child: leave the server's things, take over the caller's streams, environment and command line."""
     import runpy
 
     status = 1
@@ -120,6 +136,10 @@ def _become_worker(request: dict[str, Any], streams: list[int]) -> NoReturn:
         # Ray ends a worker by a signal to its process group, which must not be that of its siblings.
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
+        for one in sockets:
+            one.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
