@@ -60,14 +60,14 @@ class DemoProgress:
 def show_summary(console: Console, summary: Summary, strategies: Sequence[str]) -> None:
     """Print the result tables."""
     name = " + ".join(strategies) if strategies else "none (verl's own sync trainer)"
-    console.print()
-    console.print(_rewards(summary, f"Strategy: {name}. Mean reward, 1 is a right answer"))
+    console.print(f"\nStrategy: {name}\n")
+    console.print(_rewards(summary))
     console.print(_figures(summary))
 
 
-def _rewards(summary: Summary, title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
+def _rewards(summary: Summary) -> Table:
+    table = Table()
+    table.add_column("mean reward, 1 is a right answer")
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right")
     _add_change(table, f"training, first and last {_count(summary.window, 'step')}", summary.train_reward)
