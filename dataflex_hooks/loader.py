@@ -21,7 +21,6 @@ class BuiltPlugin:
     settings: PluginSettings
     distribution: str | None = None
     version: str | None = None
-    shared_taken: frozenset[str] = frozenset()
 
 
 def build_plugin(settings: PluginSettings, shared: Mapping[str, object]) -> BuiltPlugin:
@@ -43,13 +42,26 @@ def build_plugin(settings: PluginSettings, shared: Mapping[str, object]) -> Buil
     target = loaded.target
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         raise ConfigError([_no_class(target).under(settings.plugin_setting)])
-    named = Signature.of(target).known
-    taken = {name: value for name, value in shared.items() if name in named}
+    taken = {name: shared[name] for name in shared_taken(settings, shared)}
     try:
         plugin = construct(target, settings.keywords, taken)
     except ConfigError as error:
         raise ConfigError(error.under(settings.path)) from error.__cause__
-    return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version, frozenset(taken))
+    return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version)
+
+
+def shared_taken(settings: PluginSettings, shared: Mapping[str, object]) -> frozenset[str]:
+    """Which of the top-level settings a plugin takes, judged without building it; all where that cannot be known."""
+    name = settings.plugin
+    if not shared:
+        return frozenset()
+    try:
+        loaded = discovery.load(name) or discovery.load(nearest(name, discovery.entry_point_names()) or name)
+    except ConfigError:
+        loaded = None
+    if loaded is None or not callable(loaded.target):
+        return frozenset(shared)
+    return frozenset(shared) & frozenset(Signature.of(loaded.target).known)
 
 
 def _no_class(target: object) -> Problem:

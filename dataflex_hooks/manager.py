@@ -18,7 +18,7 @@ from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import ResolvedUpdate, resolve_rewards, resolve_update
 from dataflex_hooks.entries import Entry, admit, group_problems, loss_problems, unconfigured
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
-from dataflex_hooks.loader import BuiltPlugin, build_plugin
+from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
 from dataflex_hooks.markers import GROUP
 from dataflex_hooks.merge import MaskScale, MergedReward, MergedUpdate, merge_resolved
 
@@ -72,17 +72,17 @@ class HookManager:
         manager.config, problems = read(config)
         taken: set[str] = set()
         for settings in manager.config.plugins:
+            taken |= shared_taken(settings, manager.config.shared)
             try:
                 built = build_plugin(settings, manager.config.shared)
             except ConfigError as error:
                 problems += error.problems
                 continue
-            taken |= built.shared_taken
             problems += group_problems(built, estimator, has_groups) + manager._admit(built)
         for label, plugin in (extra_plugins or {}).items():
             built = unconfigured(label, plugin, warmup_step=0)
             problems += group_problems(built, estimator, has_groups) + manager._admit(built)
-        if "normalize" in manager.config.shared and "normalize" not in taken and not problems:
+        if "normalize" in manager.config.shared and "normalize" not in taken:
             given = manager.config.shared["normalize"]
             problems.append(Problem("dataflex.normalize", given, "nothing here: no configured plugin takes it"))
         if problems:

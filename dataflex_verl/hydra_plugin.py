@@ -61,7 +61,7 @@ class PresetSource(ConfigSource):
             return False
         return any(preset.name == _preset_name(config_path) for preset in all_presets()[0])
 
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:  # noqa: A003
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         if config_path.strip("/") == FOLDER:
             return [] if results_filter is ObjectType.GROUP else sorted({preset.name for preset in all_presets()[0]})
         return [] if results_filter is ObjectType.CONFIG else [FOLDER]

@@ -85,6 +85,9 @@ class _Diagnosis:
             if override.is_delete():
                 self._refuse(FOLDER, str(override.input_line), "+dataflex=<preset>: there is nothing to delete", None)
                 continue
+            if override.is_sweep_override():
+                names += self._swept(override, known)
+                continue
             value = override.value()
             chosen = [value] if isinstance(value, str) else value
             if not isinstance(chosen, list) or not all(isinstance(name, str) and name for name in chosen):
@@ -99,6 +102,13 @@ class _Diagnosis:
                 self._refuse(FOLDER, str(override.input_line), "presets, added with one +", hint)
             names += [meant for name in chosen if (meant := self._meant(str(name), known)) is not None]
         return [f"+{FOLDER}=[{','.join(dict.fromkeys(names))}]"] if names else []
+
+    def _swept(self, override: Override, known: Sequence[str]) -> list[str]:
+        """A list without its brackets is a sweep to Hydra: a run for each."""
+        text = str(override.input_line).partition("=")[2]
+        self._refuse(FOLDER, str(override.input_line), "one list of presets", f"stack them: +{FOLDER}=[{text}]")
+        names = [name.strip() for name in text.split(",")]
+        return [meant for name in names if (meant := self._meant(name, known)) is not None]
 
     def _meant(self, name: str, known: Sequence[str]) -> str | None:
         from dataflex_hooks.errors import nearest, one_of

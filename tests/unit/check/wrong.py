@@ -202,6 +202,7 @@ CASES = (
         (
             ("dataflex.scorer.name", "'softmax' is a reweighter"),
             ("dataflex.actuator.name", "'per_advantage' is a reweighter"),
+            ("dataflex.normalize", "nothing here: no configured plugin takes it"),
             (f"{ACTOR}.loss_agg_mode", "did you mean 'token-mean'?"),
         ),
     ),
@@ -272,6 +273,11 @@ CASES = (
         "presets apart",
         ("+dataflex=difffilter", "+dataflex=per"),
         (("dataflex", "stack them in one list: +dataflex=[difffilter,per]"),),
+    ),
+    Wrong(
+        "presets without brackets",
+        ("+dataflex=difffilter,per",),
+        (("dataflex", "one list of presets; stack them: +dataflex=[difffilter,per]"),),
     ),
     Wrong("preset without plus", ("dataflex=per",), (("dataflex", "write +dataflex=per"),)),
     Wrong("preset as null", ("+dataflex=null",), (("dataflex", "a preset or a list of presets, ar, difffilter"),)),
