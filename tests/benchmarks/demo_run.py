@@ -56,7 +56,7 @@ def run(command: list[str], directory: Path) -> dict[str, float]:
     watcher.start()
     first = None
     while process.poll() is None:
-        if first is None and metrics.exists() and '"step": 1' in metrics.read_text():
+        if first is None and metrics.exists() and '"timing_s/step"' in metrics.read_text():
             first = time.perf_counter() - started
         time.sleep(0.05)
     done.set()

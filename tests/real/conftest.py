@@ -16,7 +16,7 @@ def demo() -> DemoFiles:
 
 
 def base_overrides(demo: DemoFiles) -> list[str]:
-    """A small GRPO run on the demo task: 8 prompts of 4 rollouts, one mini-batch."""
+    """A small GRPO run on the demo task: 8 prompts of 8 rollouts, one mini-batch."""
     return [
         f"data.train_files={demo.train_parquet}",
         f"data.val_files={demo.val_parquet}",
@@ -26,7 +26,7 @@ def base_overrides(demo: DemoFiles) -> list[str]:
         "data.max_prompt_length=16",
         "data.max_response_length=6",
         "data.shuffle=False",
-        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.n=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "actor_rollout_ref.actor.optim.lr=1e-3",
         "algorithm.adv_estimator=grpo",

@@ -67,7 +67,7 @@ def check_strategy(name: str, live, stored, demo, directory: Path) -> None:
     assert "shadow mode" in shadow.plan[0] and "applied to weights" in applied.plan[0]
     assert shadow.plan[1:] == applied.plan[1:] and len(applied.plan) > 3
     assert f"DataFlex plan: {name} = " in applied.plan[1]
-    assert shadow.batch == applied.batch and len(applied.batch) == 32
+    assert shadow.batch == applied.batch and len(applied.batch) == 64
     assert applied.metrics["actor/grad_norm"] != pytest.approx(shadow.metrics["actor/grad_norm"], rel=1e-3)
 
     block = presets.block(name)

@@ -1,4 +1,7 @@
-"""Short whole runs: without a plugin ours is verl's own, and every process knows the trainer modes."""
+"""Short whole runs: without a plugin ours is verl's own, and every process knows the trainer modes.
+
+verl gives placement groups fixed names, so these run before the trainer that stays alive (``test_reach.py``) starts.
+"""
 
 from __future__ import annotations
 
