@@ -162,10 +162,15 @@ def run_worker(arguments: list[str]) -> int:
     Raises:
         OSError: no server can be used; nothing was started.
     """
-    connection, child = _fork(arguments)
     # Ray may stop a worker through the process it started; that is this one.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda signum, frame: _forward(child, signum))
+    passed_on = (signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
+    try:
+        connection, child = _fork(arguments)
+        for number in passed_on:
+            signal.signal(number, lambda signum, frame: _forward(child, signum))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     connection.settimeout(None)
     try:
         return int(receive(connection, 8))
@@ -181,6 +186,9 @@ def _fork(arguments: list[str]) -> tuple[socket.socket, int]:
         with contextlib.suppress(OSError):
             return _request(socket_path(int(owner), os.environ), arguments)
     raylet = os.getppid()
+    # A client whose raylet has ended is a child of init, and a server of init's would never end.
+    if raylet == 1 or not process_exists(raylet):
+        raise ConnectionError("Ray has ended")
     path = socket_path(raylet, os.environ, job=os.environ.get("RAY_JOB_ID", ""))
     _start(path, raylet)
     return _request(path, arguments)

@@ -177,6 +177,13 @@ def test_first_worker_starts_a_server_that_ends_with_the_parent_of_the_worker(pl
     wait_until(lambda: not servers(place))
 
 
+def test_a_worker_whose_raylet_has_ended_starts_no_server(place, monkeypatch):
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    with pytest.raises(ConnectionError, match="Ray has ended"):
+        forkserver.run_worker([script(place, "")])
+    assert servers(place) == []
+
+
 def test_worker_ends_when_its_client_is_killed(place):
     forkserver.start_server()
     client = start(script(place, "import os, time; print(os.getpid(), flush=True); time.sleep(60)"))
@@ -294,7 +301,9 @@ def test_files_of_owners_that_are_gone_are_removed(place):
 
 def test_a_path_too_long_for_a_socket_is_moved_to_tmp(place, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(place / ("x" * 90)))
-    assert forkserver.socket_path(1, os.environ).startswith("/tmp/dataflex-")
+    path = Path(forkserver.socket_path(os.getpid(), os.environ))
+    path.parent.rmdir()
+    assert path.is_relative_to(f"/tmp/dataflex-{os.getuid()}/{os.getpid()}")
 
 
 def test_only_drivers_whose_command_names_the_server_want_one():
