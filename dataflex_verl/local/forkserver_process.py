@@ -202,6 +202,8 @@ def _end(status: int) -> NoReturn:
 def main() -> None:
     """Listen, leave the caller and serve. Arguments: the socket's path and the owner's process id."""
     path, owner = sys.argv[1], int(sys.argv[2])
+    # A client blocks signals while it waits, and workers would inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)

@@ -193,8 +193,10 @@ def test_worker_ends_when_its_client_is_killed(place):
     wait_until(lambda: not worker.is_running())
 
 
-def test_termination_is_passed_on_to_the_worker(place):
-    forkserver.start_server()
+@pytest.mark.parametrize("by_driver", [True, False])
+def test_termination_is_passed_on_to_the_worker(place, by_driver):
+    if by_driver:
+        forkserver.start_server()
     text = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(7))\nprint(1, flush=True)\n"
     client = start(script(place, text + "time.sleep(60)"))
     client.stdout.readline()
