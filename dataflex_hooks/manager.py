@@ -120,11 +120,8 @@ class HookManager:
         return [entry.describe() for entry in self._entries.values()]
 
     def _called_at(self, hook: str, step: int) -> list[Entry]:
-        return [
-            entry
-            for entry in self._entries.values()
-            if entry.is_called(hook, step) and entry.label not in self._disabled
-        ]
+        called = (entry for entry in self._entries.values() if entry.is_called(hook, step))
+        return [entry for entry in called if entry.label not in self._disabled]
 
     def active(self, hook: str, step: int) -> bool:
         """Whether any plugin will be called for ``hook`` at ``step``."""

@@ -14,7 +14,7 @@ from dataflex_verl.local.settings import local_overrides
 from tests.real.conftest import base_overrides
 from tests.real.test_stock_runs import stock_run
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 
 def test_presets_run_under_stock_main_ppo_with_the_plan_of_check(demo: DemoFiles, tmp_path: Path) -> None:

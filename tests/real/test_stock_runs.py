@@ -75,10 +75,6 @@ def check_strategy(name: str, live, stored, demo, directory: Path) -> None:
     assert live.update(stored).grad_norm == pytest.approx(shadow.metrics["actor/grad_norm"], rel=1e-5)
 
 
-def test_the_default_strategy_changes_the_first_gradient_and_nothing_before(live, stored, demo, tmp_path):
-    check_strategy("difffilter", live, stored, demo, tmp_path)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_each_strategy_changes_the_first_gradient_and_nothing_before(name, live, stored, demo, tmp_path):
