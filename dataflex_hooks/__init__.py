@@ -18,7 +18,7 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.components import Mixer, Reweighter, Scorer, Selector
 from dataflex_hooks.config import DataFlexConfig, PluginSettings, parse
 from dataflex_hooks.context import StepContext
-from dataflex_hooks.decisions import DomainDecision, RewardDecision, RolloutDecision, UpdateDecision
+from dataflex_hooks.decisions import AddedRow, DomainDecision, RewardDecision, RolloutDecision, UpdateDecision
 from dataflex_hooks.errors import (
     ConfigError,
     DataFlexError,
@@ -43,6 +43,7 @@ from dataflex_hooks.registry import (
 
 __all__ = [
     "REGISTRY",
+    "AddedRow",
     "ConfigError",
     "DataFlexConfig",
     "DataFlexError",

@@ -1,22 +1,17 @@
-"""What plugins return. Decisions say what should happen; the host merges and applies them.
+"""What plugins return. Decisions say what should happen; the host checks, merges and applies them.
 
 Tensors in an UpdateDecision or RewardDecision are per response (bs,), per token as jagged values (T,), or per token and
-padded (bs, Lmax).
+padded (bs, Lmax); ``keep`` and ``scores`` are per response only.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
-
-from dataflex_hooks.batch import RolloutBatch
-from dataflex_hooks.errors import DecisionError, Origin, did_you_mean, one_of
 
 
 @dataclass(frozen=True)
@@ -25,27 +20,72 @@ class UpdateDecision:
 
     Attributes:
         mask: bool or 0/1, True keeps. A masked response keeps its place in the loss denominators, in KL and in entropy;
-            it saves no rollout cost.
-        reason: why rows are masked; short and constant, it becomes part of a metric name.
+            it saves no compute.
+        keep: bool or 0/1, (bs,). A row with False is dropped: it leaves the batch before the critic and the actor are
+            updated, and with it the loss denominators, KL and entropy.
+        include: ``("kl", "entropy")`` takes the responses that ``mask`` masks out of the KL and entropy terms too. Both
+            or none, since verl takes both from one mask; whole responses only.
+        reason: why rows are masked or dropped; short and constant, it becomes part of a metric name.
         weights: finite, not negative; values at tool tokens are not looked at.
         normalize: ``"mean"``: only ratios count, the host scales kept weights to average 1; ``"none"``: as they are.
         update_scale: factor on the whole policy gradient, finite, not negative.
         skip_update: True asks for no optimizer step at all in this step.
+        scores: (bs,), what the decision was made from, higher is better; ``dataflex.fallback=keep_best`` ranks by it.
     """
 
     mask: Tensor | None = None
+    keep: Tensor | None = None
+    include: Sequence[str] = ()
     reason: str = ""
     weights: Tensor | None = None
     normalize: Literal["mean", "none"] = "mean"
     update_scale: float | None = None
     skip_update: bool = False
+    scores: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AddedRow:
+    """A response that no rollout of this step made, to be trained on beside those that were.
+
+    Attributes:
+        prompt, response: text, or token ids as integers.
+        advantage: written after verl's estimator: one number, or one for every response token.
+        domain: name of its domain, None for none.
+        reward: raw outcome reward; shown in the batch, part of no statistics.
+        log_probs: of the policy that wrote it, one for every response token; verl's rollout correction reads them.
+            None leaves that correction neutral for this row.
+    """
+
+    prompt: str | Sequence[int]
+    response: str | Sequence[int]
+    advantage: float | Sequence[float]
+    domain: str | None = None
+    reward: float = 0.0
+    log_probs: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
 class RewardDecision:
-    """New rewards in place of the old. One per response goes to the last token of the response, as verl does."""
+    """What happens to the rows before any log-prob pass.
+
+    Attributes:
+        rewards: in place of the old ones. One per response goes to the last token of the response, as verl does.
+        keep: bool or 0/1, (bs,). A row with False is dropped: it leaves the batch before the log-prob passes.
+        reason: why rows are dropped; short and constant, it becomes part of a metric name.
+        advantages: what a group's advantages are computed over after the drop: ``"kept"``, the rows that stay, or
+            ``"group"``, all of them. None is ``"group"`` where the estimator compares rollouts of a prompt and its
+            advantages follow from rewards alone, else ``"kept"``.
+        add: rows to add.
+        scores: (bs,), as in UpdateDecision.
+    """
 
     rewards: Tensor | None = None
+    keep: Tensor | None = None
+    reason: str = ""
+    advantages: Literal["kept", "group"] | None = None
+    add: Sequence[AddedRow] = ()
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -77,127 +117,12 @@ DECISION_OF: Mapping[str, type] = MappingProxyType(
 )
 EXCLUSIVE = frozenset({"rewards", "priority", "rollouts", "proportions"})
 """What one plugin at most may provide in a run."""
-SHARED = frozenset({"admit", "mask", "weights", "update_scale", "skip_update"})
+SHARED = frozenset({"admit", "mask", "keep", "weights", "update_scale", "skip_update", "add"})
 """What any number of plugins may provide; the default of a plugin that declares nothing."""
-
-
-@dataclass(frozen=True)
-class ResolvedUpdate:
-    """A checked UpdateDecision: ``keep`` bool and ``factor`` float64, each (T,) if ``*_per_token``, else (bs,)."""
-
-    origin: Origin
-    keep: Tensor | None
-    keep_per_token: bool
-    factor: Tensor | None
-    factor_per_token: bool
-    normalize: bool
-    reason: str
-    update_scale: float | None
-    skip_update: bool
-
-    @property
-    def label(self) -> str:
-        """Label of the plugin that decided."""
-        return self.origin.label
 
 
 def given_parts(decision: Any) -> set[str]:
     """Names of the parts of a decision that were given: not None, and not the default of a switch."""
-    words = {"reason", "normalize"}
+    words = {"reason", "normalize", "include", "advantages", "scores"}
     parts = {part.name: getattr(decision, part.name) for part in fields(decision) if part.name not in words}
-    return {name for name, value in parts.items() if value is not None and value is not False}
-
-
-def resolve_update(decision: UpdateDecision, batch: RolloutBatch, origin: Origin) -> ResolvedUpdate:
-    """Check a decision and bring its tensors into one form.
-
-    Raises:
-        DecisionError: wrong type, shape, dtype or value; names the plugin, hook and step of ``origin``.
-    """
-    if decision.normalize not in ("mean", "none"):
-        hint = did_you_mean(decision.normalize, ("mean", "none"))
-        text = f"normalize is {decision.normalize!r}; accepted: {one_of(('mean', 'none'))}"
-        raise DecisionError(origin, f"{text}; {hint}" if hint else text)
-    if not isinstance(decision.skip_update, bool):
-        raise DecisionError(origin, f"skip_update is {decision.skip_update!r}; accepted: True or False")
-    keep, keep_per_token = _resolve_mask(decision.mask, batch, origin)
-    factor, factor_per_token = _resolve_values("weights", decision.weights, batch, origin, least=0.0)
-    return ResolvedUpdate(
-        origin=origin,
-        keep=keep,
-        keep_per_token=keep_per_token,
-        factor=factor,
-        factor_per_token=factor_per_token,
-        normalize=decision.normalize == "mean",
-        reason=str(decision.reason),
-        update_scale=_resolve_scale(decision.update_scale, origin),
-        skip_update=decision.skip_update,
-    )
-
-
-def resolve_rewards(decision: RewardDecision, batch: RolloutBatch, origin: Origin) -> tuple[Tensor, bool] | None:
-    """Check replaced rewards; returns (T,) float32 token rewards and whether they were given per token.
-
-    Raises:
-        DecisionError: wrong type, shape, dtype or value; names the plugin, hook and step of ``origin``.
-    """
-    rewards, per_token = _resolve_values("rewards", decision.rewards, batch, origin, least=-math.inf)
-    if rewards is None:
-        return None
-    if per_token:
-        return rewards.to(torch.float32), True
-    has_tokens = batch.lengths > 0
-    values = torch.zeros(batch.n_tokens, dtype=torch.float32, device=batch.offsets.device)
-    values[batch.offsets[1:][has_tokens] - 1] = rewards[has_tokens].to(torch.float32)
-    return values, False
-
-
-def _resolve_mask(mask: object, batch: RolloutBatch, origin: Origin) -> tuple[Tensor | None, bool]:
-    if mask is None:
-        return None, False
-    values, per_token = _aligned("mask", mask, batch, origin)
-    keep = values == 1
-    if not bool((keep | (values == 0)).all()):
-        raise DecisionError(
-            origin, "mask holds values other than 0 and 1 (or False and True); graded values are weights"
-        )
-    return keep, per_token
-
-
-def _resolve_values(
-    name: str, given: object, batch: RolloutBatch, origin: Origin, least: float
-) -> tuple[Tensor | None, bool]:
-    if given is None:
-        return None, False
-    values, per_token = _aligned(name, given, batch, origin)
-    values = values.to(torch.float64)
-    # What stands at tool tokens was never meant for the loss and may be anything.
-    looked_at = torch.where(batch.response_mask, values, 0.0) if per_token and name == "weights" else values
-    for wrong, what in ((~torch.isfinite(looked_at), "NaN or infinite"), (looked_at < least, "negative")):
-        count = int(wrong.sum())
-        if count:
-            first = int(wrong.nonzero()[0])
-            row = int(batch.row_of_token[first]) if per_token else first
-            unit = "tokens" if per_token else "responses"
-            text = f"{name} are {what} at {count} of {len(values)} {unit}, first in row {row} (uid {batch.uid[row]!r})"
-            raise DecisionError(origin, text)
-    return looked_at, per_token
-
-
-def _aligned(name: str, given: object, batch: RolloutBatch, origin: Origin) -> tuple[Tensor, bool]:
-    if not isinstance(given, Tensor):
-        raise DecisionError(origin, f"{name} must be a torch.Tensor, got {type(given).__name__}")
-    if given.is_complex():
-        raise DecisionError(origin, f"{name} must be real or bool, got dtype {given.dtype}")
-    try:
-        return batch.align(given.detach().to(batch.offsets.device))
-    except ValueError as error:
-        raise DecisionError(origin, f"{name}: {error}") from error
-
-
-def _resolve_scale(scale: object, origin: Origin) -> float | None:
-    if scale is None:
-        return None
-    if isinstance(scale, (int, float)) and not isinstance(scale, bool) and math.isfinite(scale) and scale >= 0:
-        return float(scale)
-    raise DecisionError(origin, f"update_scale is {scale!r}; accepted: a finite number >= 0")
+    return {name for name, value in parts.items() if value is not None and value is not False and value != ()}

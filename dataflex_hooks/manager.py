@@ -15,12 +15,12 @@ from dataflex_hooks.batch import ALIASES, RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import DataFlexConfig, read
 from dataflex_hooks.context import StepContext
-from dataflex_hooks.decisions import ResolvedUpdate, resolve_rewards, resolve_update
 from dataflex_hooks.entries import Entry, admit, group_problems, loss_problems, unconfigured
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
 from dataflex_hooks.markers import GROUP
 from dataflex_hooks.merge import MaskScale, MergedReward, MergedUpdate, merge_resolved
+from dataflex_hooks.resolve import ResolvedUpdate, resolve_rewards, resolve_update
 
 _log = logging.getLogger("dataflex_hooks")
 R = TypeVar("R")

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
-from dataflex_hooks.decisions import ResolvedUpdate, UpdateDecision, resolve_update
+from dataflex_hooks.decisions import UpdateDecision
 from dataflex_hooks.errors import DecisionError, Origin
 from dataflex_hooks.merge_metrics import exact_sum, update_metrics
+from dataflex_hooks.resolve import ResolvedUpdate, resolve_update
 
 MaskScale = Literal["none", "kept"]
 
@@ -96,7 +97,7 @@ def merge_resolved(
     coefficients: LossCoefficients,
     mask_scale: MaskScale = "none",
 ) -> MergedUpdate:
-    """Merge decisions that :func:`~dataflex_hooks.decisions.resolve_update` has checked; see :func:`merge_update`."""
+    """Merge decisions that :func:`~dataflex_hooks.resolve.resolve_update` has checked; see :func:`merge_update`."""
     decisions = sorted(decisions, key=lambda decision: decision.label)
     tokenwise = [d.origin for d in decisions if d.keep_per_token or d.factor_per_token]
     if tokenwise and not coefficients.per_token:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
-from dataflex_hooks.decisions import ResolvedUpdate
 from dataflex_hooks.errors import FieldError
+from dataflex_hooks.resolve import ResolvedUpdate
 from dataflex_hooks.segments import segment_sum
 
 

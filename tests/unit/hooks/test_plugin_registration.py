@@ -144,7 +144,7 @@ class RequiresText(Fine):
         (DomainStatsToo(), [r"got hook on_domain_stats, which this version"]),
         (Unhashable(), [r"accepted: a plugin that is hashable; a dataclass is with @dataclass\(eq=False\)"]),
         (ProvidesUnknown(), [r"got provides = {'masks'}; .*did you mean 'mask'\?"]),
-        (ProvidesText(), [r"got provides = 'mask'; accepted: a set out of admit, mask"]),
+        (ProvidesText(), [r"got provides = 'mask'; accepted: a set out of add, admit, keep, mask"]),
         (
             RequiresList(),
             [r"got requires = \('advantages',\); accepted: a mapping of hook to field names; for example"],
