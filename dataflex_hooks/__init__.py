@@ -31,7 +31,8 @@ from dataflex_hooks.errors import (
 )
 from dataflex_hooks.manager import HookManager
 from dataflex_hooks.markers import hookimpl, hookspec
-from dataflex_hooks.merge import LabelledDecision, MergedReward, MergedUpdate, merge_update
+from dataflex_hooks.merge import LabelledDecision, MergedUpdate, merge_update
+from dataflex_hooks.merge_reward import Generated, MergedReward
 from dataflex_hooks.parameters import ParameterChecks
 from dataflex_hooks.registry import (
     REGISTRY,
@@ -51,6 +52,7 @@ __all__ = [
     "DomainDecision",
     "DomainStats",
     "FieldError",
+    "Generated",
     "HookManager",
     "LabelledDecision",
     "LossCoefficients",

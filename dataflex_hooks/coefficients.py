@@ -20,11 +20,14 @@ class LossCoefficients:
             response alike, 1/|o_i| for each of its valid tokens (seq-mean-token-mean).
         per_token: whether the loss is linear in per-token weights; where it is not (``geo_mean``), only decisions per
             response can be applied.
+        divides_by_rows: whether the loss divides by the nominal number of rows of a mini-batch, padding included (the
+            sequence-mean modes), so that padding in place of dropped rows shrinks the gradient.
         source: where this is known from, for messages.
     """
 
     kind: Literal["token", "sequence"]
     per_token: bool = True
+    divides_by_rows: bool = False
     source: str = ""
 
     def values(self, batch: RolloutBatch, response_mask: Tensor) -> Tensor:

@@ -78,9 +78,12 @@ class Selector(Component, ABC):
 
     Attributes:
         accepts: granularity of the scores it wants; finer ones are averaged, coarser ones broadcast.
+        within_group: True if it chooses among the rollouts of one prompt. Where rows are dropped, advantages are then
+            computed over those that stay, as the papers of such methods define.
     """
 
     accepts: Accepts = "response"
+    within_group: bool = False
 
     @abstractmethod
     def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:
@@ -89,6 +92,13 @@ class Selector(Component, ABC):
         ``scores`` is (bs,) float32; rows of one session have the same score. A session is kept, with all its rows, when
         one of its rows is.
         """
+
+    def preference(self, scores: Tensor, batch: RolloutBatch) -> Tensor:
+        """Return (bs,) how gladly each row would be kept, higher is better, for ``dataflex.fallback=keep_best``.
+
+        Override it where a higher score is not a better one; ``scores`` is (bs,).
+        """
+        return scores
 
 
 class Reweighter(Component, ABC):

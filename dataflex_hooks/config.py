@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
+from dataflex_hooks.keep import FALLBACKS, KeepRules
 from dataflex_hooks.merge import MaskScale
 
 _SHORT = ("mechanism", "scorer", "actuator")
 _SHARED = ("normalize", "domain_key", "domains", "window")
-_TOP = (*_SHORT, "plugins", "warmup_step", "update_step", "apply", "apply_to", "mask_scale", *_SHARED)
+_RULES = ("apply", "apply_to", "mask_scale", "min_keep", "fallback", "max_fill")
+_TOP = (*_SHORT, "plugins", "warmup_step", "update_step", *_RULES, *_SHARED)
 LATER: Mapping[str, str] = MappingProxyType(
     {
         "mix": "mixing comes with the domain sampler in a later version",
@@ -62,6 +65,8 @@ class DataFlexConfig:
         apply: False decides and logs everything and changes nothing.
         apply_to: whether merged weights go into the loss weights or onto the advantages.
         mask_scale: ``"kept"`` makes up for the share of the gradient that masks take away.
+        keep_rules: the least that has to stay in the update, and what happens when less would.
+        max_fill: the most by which a mini-batch with padding in place of dropped rows is scaled up.
         update_step: domain statistics are handed out every so many steps.
         shared: ``normalize``, ``domain_key``, ``domains``, ``window``, as far as given; go to every plugin that takes
             them.
@@ -71,6 +76,8 @@ class DataFlexConfig:
     apply: bool = True
     apply_to: Literal["weights", "advantages"] = "weights"
     mask_scale: MaskScale = "none"
+    keep_rules: KeepRules = KeepRules()
+    max_fill: float = 4.0
     update_step: int = 1
     shared: Mapping[str, object] = field(default_factory=dict)
 
@@ -134,6 +141,11 @@ class _Reader:
             apply=self._flag(block, "apply", True),
             apply_to=self._choice(block, "apply_to", "dataflex.apply_to", ("weights", "advantages")),
             mask_scale=self._choice(block, "mask_scale", "dataflex.mask_scale", ("none", "kept")),
+            keep_rules=KeepRules(
+                self._min_keep(block.get("min_keep")),
+                self._choice(block, "fallback", "dataflex.fallback", FALLBACKS),
+            ),
+            max_fill=self._max_fill(block.get("max_fill", 4.0)),
             update_step=self._integer(block, "update_step", "dataflex.update_step", 1, least=1),
             shared=self._shared(block),
         )
@@ -188,6 +200,20 @@ class _Reader:
         if not isinstance(domains, (list, tuple)) or not all(isinstance(name, str) for name in domains):
             self._refuse("dataflex.domains", domains, "a list of domain names", None)
         return shared
+
+    def _min_keep(self, given: Any) -> int | float | None:
+        if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 1):
+            return given
+        if isinstance(given, float) and 0 < given < 1:
+            return given
+        self._refuse("dataflex.min_keep", given, "a number of rollouts >= 1, or a share of them in (0, 1)", None)
+        return None
+
+    def _max_fill(self, given: Any) -> float:
+        if isinstance(given, (int, float)) and not isinstance(given, bool) and 1 <= given < math.inf:
+            return float(given)
+        self._refuse("dataflex.max_fill", given, "a number >= 1", None)
+        return 4.0
 
     def _refuse(self, setting: str, given: object, accepted: str, hint: str | None) -> None:
         self.problems.append(Problem(setting, given, accepted, hint))

@@ -19,8 +19,9 @@ from dataflex_hooks.entries import Entry, admit, group_problems, loss_problems, 
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
 from dataflex_hooks.markers import GROUP
-from dataflex_hooks.merge import MaskScale, MergedReward, MergedUpdate, merge_resolved
-from dataflex_hooks.resolve import ResolvedUpdate, resolve_rewards, resolve_update
+from dataflex_hooks.merge import MergedUpdate, merge_resolved
+from dataflex_hooks.merge_reward import Generated, MergedReward, merge_reward
+from dataflex_hooks.resolve import ResolvedReward, ResolvedUpdate, resolve_rewards, resolve_update
 
 _log = logging.getLogger("dataflex_hooks")
 R = TypeVar("R")
@@ -153,23 +154,25 @@ class HookManager:
                 text = f"requires the batch field {name!r}, which is not there; the batch has {there}"
                 raise DecisionError(entry.origin(hook, step), text)
 
-    def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> MergedReward | None:
-        """Call ``post_reward``: the owner of rewards first, then the others with its rewards in the batch.
-
-        Returns:
-            The replaced rewards, or None when nobody replaced them.
+    def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> MergedReward:
+        """Call ``post_reward`` and merge; the owner of rewards first, then the others with its rewards in the batch.
 
         Raises:
             PluginError: a plugin failed, or returned what it must not.
         """
-        merged: MergedReward | None = None
-        for entry in sorted(
-            self._called_at("post_reward", ctx.step), key=lambda e: "rewards" not in e.declared.provides
-        ):
-            resolved = self._decide(entry, "post_reward", batch, ctx, resolve_rewards)
-            if resolved is not None:
-                merged = MergedReward(rewards=resolved[0], label=entry.label, per_token=resolved[1])
-                batch = batch.with_token_field("rm_scores", merged.rewards)
+        resolved: list[ResolvedReward] = []
+        metrics: dict[str, float] = {}
+        called = self._called_at("post_reward", ctx.step)
+        for entry in sorted(called, key=lambda e: "rewards" not in e.declared.provides):
+            started = time.perf_counter()
+            decision = self._decide(entry, "post_reward", batch, ctx, resolve_rewards)
+            metrics[f"timing_s/dataflex/{entry.label}"] = time.perf_counter() - started
+            if decision is not None:
+                resolved.append(decision)
+                if decision.rewards is not None:
+                    batch = batch.with_token_field("rm_scores", decision.rewards)
+        merged = merge_reward(resolved, batch, self.config.keep_rules)
+        merged.metrics.update(metrics)
         return merged
 
     def post_advantage(
@@ -177,9 +180,15 @@ class HookManager:
         batch: RolloutBatch,
         ctx: StepContext,
         coefficients: LossCoefficients,
-        mask_scale: MaskScale = "none",
+        generated: Generated | None = None,
     ) -> MergedUpdate:
         """Call ``post_advantage`` and merge the decisions; see :func:`dataflex_hooks.merge.merge_update`.
+
+        Args:
+            batch: the real rows that are still in the batch.
+            ctx: of the step.
+            coefficients: of the configured loss.
+            generated: what the step generated, where rows have been dropped since.
 
         Raises:
             PluginError: a plugin failed, or returned what it must not.
@@ -189,10 +198,11 @@ class HookManager:
         for entry in self._called_at("post_advantage", ctx.step):
             started = time.perf_counter()
             decision = self._decide(entry, "post_advantage", batch, ctx, resolve_update)
-            metrics[f"dataflex/{entry.label}/time_s"] = time.perf_counter() - started
+            metrics[f"timing_s/dataflex/{entry.label}"] = time.perf_counter() - started
             if decision is not None:
                 resolved.append(decision)
-        merged = merge_resolved(resolved, batch, coefficients, mask_scale)
+        config = self.config
+        merged = merge_resolved(resolved, batch, coefficients, config.mask_scale, config.keep_rules, generated)
         merged.metrics.update(metrics)
         merged.metrics.update({f"dataflex/{label}/disabled": 1.0 for label in sorted(self._disabled)})
         return merged

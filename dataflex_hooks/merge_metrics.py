@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.errors import FieldError
+from dataflex_hooks.merge_reward import Generated
 from dataflex_hooks.resolve import ResolvedUpdate
 from dataflex_hooks.segments import segment_sum
 
@@ -24,45 +25,63 @@ def exact_sum(values: Tensor, batch: RolloutBatch) -> float:
 
 
 def update_metrics(
-    decisions: Sequence[ResolvedUpdate], weights: Tensor, kept: Tensor, coefficient: Tensor, batch: RolloutBatch
+    decisions: Sequence[ResolvedUpdate],
+    weights: Tensor,
+    kept: Tensor,
+    coefficient: Tensor,
+    batch: RolloutBatch,
+    generated: Generated,
 ) -> dict[str, float]:
     """Describe the merged ``weights`` (T,) and each plugin's part in them.
 
-    ``kept_frac``: share of sessions with a kept token; ``kept_tokens_frac``: of valid tokens. ``weight_mean``: mean
-    over all valid tokens under the loss coefficients, the factor on the policy-gradient loss; ``weight_std`` likewise,
-    ``weight_kept_mean`` over kept tokens only, ``weight_largest``. ``ess_frac``: (sum w)^2 / (n sum w^2) over rows.
-    ``reward_all``, ``reward_kept``: mean reward of all and of kept sessions, where rewards are in the batch and any
-    session is kept. Per plugin: ``<label>/kept_frac`` and ``<label>/masked_rows/<reason>`` (a count) of its own mask,
-    ``<label>/weight_mean`` and ``<label>/weight_std`` of its weights as given.
+    ``kept_frac``: share of the generated sessions with a kept token, ``kept_groups_frac`` of the groups,
+    ``kept_tokens_frac`` of the valid tokens in the batch. ``weight_mean``: mean over all valid tokens under the loss
+    coefficients, the factor on the policy-gradient loss; ``weight_std`` likewise, ``weight_kept_mean`` over kept tokens
+    only, ``weight_largest``. ``ess_frac``: (sum w)^2 / (n sum w^2) over rows. ``reward_all``, ``reward_kept``: mean
+    reward of all generated and of kept sessions, where rewards are in the batch and any session is kept. Per plugin:
+    ``<label>/kept_frac`` of its own mask and drop, ``<label>/masked_rows/<reason>`` and
+    ``<label>/dropped_rows/<reason>`` (counts), ``<label>/weight_mean``, ``<label>/weight_std`` of its weights as given.
     """
     valid = batch.response_mask
     session_kept = _sessions_with(kept, batch)
+    group_kept = torch.bincount(batch.group[batch.row_of_token[kept]], minlength=batch.n_groups) > 0
     merged = weights.to(torch.float64)
     mean, std = _mean_and_std(merged, coefficient, batch)
     metrics = {
-        "kept_frac": _share(session_kept),
+        "kept_frac": int(session_kept.sum()) / max(1, generated.rollouts),
+        "kept_groups_frac": int(group_kept.sum()) / max(1, generated.groups),
         "kept_tokens_frac": int(kept.sum()) / max(1, int(valid.sum())),
         "weight_mean": mean,
         "weight_std": std,
         "weight_kept_mean": _mean_and_std(merged, torch.where(kept, coefficient, 0.0), batch)[0],
         "weight_largest": float(weights.max()) if len(weights) else 0.0,
         "ess_frac": _effective_share(batch.mean_over_tokens(weights).to(torch.float64)),
-        **_reward_metrics(session_kept, batch),
+        **_reward_metrics(session_kept, batch, generated),
     }
     for decision in decisions:
-        if decision.keep is not None:
-            keep = decision.keep if decision.keep_per_token else batch.expand_rows(decision.keep)
-            own = keep & valid
-            metrics[f"{decision.label}/kept_frac"] = _share(_sessions_with(own, batch))
-            if decision.reason:
-                rows = torch.bincount(batch.row_of_token[own], minlength=batch.bs)
-                metrics[f"{decision.label}/masked_rows/{decision.reason}"] = float((rows == 0).sum())
+        if decision.mask is not None or decision.keep is not None:
+            metrics |= _own_metrics(decision, batch)
         if decision.factor is not None:
             factor = decision.factor if decision.factor_per_token else batch.expand_rows(decision.factor)
             mean, std = _mean_and_std(factor, coefficient, batch)
             metrics[f"{decision.label}/weight_mean"] = mean
             metrics[f"{decision.label}/weight_std"] = std
     return {f"dataflex/{name}": value for name, value in metrics.items()}
+
+
+def _own_metrics(decision: ResolvedUpdate, batch: RolloutBatch) -> dict[str, float]:
+    """What one plugin's mask and drop alone would keep."""
+    own, metrics = batch.response_mask, {}
+    if decision.mask is not None:
+        own = own & (decision.mask if decision.mask_per_token else batch.expand_rows(decision.mask))
+        rows = torch.bincount(batch.row_of_token[own], minlength=batch.bs)
+        metrics[f"masked_rows/{decision.reason}"] = float((rows == 0).sum())
+    if decision.keep is not None:
+        own = own & batch.expand_rows(decision.keep)
+        metrics[f"dropped_rows/{decision.reason}"] = float((~decision.keep).sum())
+    named = metrics if decision.reason else {}
+    named["kept_frac"] = _share(_sessions_with(own, batch))
+    return {f"{decision.label}/{name}": value for name, value in named.items()}
 
 
 def _sessions_with(tokens: Tensor, batch: RolloutBatch) -> Tensor:
@@ -87,12 +106,12 @@ def _effective_share(row_weights: Tensor) -> float:
     return math.fsum(row_weights.tolist()) ** 2 / (len(row_weights) * squares) if squares else 0.0
 
 
-def _reward_metrics(session_kept: Tensor, batch: RolloutBatch) -> dict[str, float]:
+def _reward_metrics(session_kept: Tensor, batch: RolloutBatch, generated: Generated) -> dict[str, float]:
+    metrics = {} if generated.reward is None else {"reward_all": generated.reward}
     try:
         rewards = batch.session_rewards
     except FieldError:
-        return {}
-    metrics = {"reward_all": math.fsum(rewards.tolist()) / max(1, len(rewards))}
+        return metrics
     if bool(session_kept.any()):
         metrics["reward_kept"] = math.fsum(rewards[session_kept].tolist()) / int(session_kept.sum())
     return metrics

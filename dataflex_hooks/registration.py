@@ -54,9 +54,11 @@ def inspect_plugin(pluggy_manager: pluggy.PluginManager, plugin: object) -> tupl
     if not hooks and not problems:
         hint = "decorate one with @dataflex_hooks.hookimpl"
         problems.append(Problem("", describe(plugin), f"a plugin that implements a hook, {one_of(CALLED)}", hint))
+    used, used_problems = _used_hooks(plugin, hooks)
     provides, provides_problems = _provides(plugin)
     requires, requires_problems = _requires(plugin)
-    return Declaration(tuple(hooks), provides, requires), [*problems, *provides_problems, *requires_problems]
+    problems += [*used_problems, *provides_problems, *requires_problems]
+    return Declaration(tuple(used), provides, requires), problems
 
 
 def _hashable_problems(plugin: object) -> list[Problem]:
@@ -101,6 +103,21 @@ def _implementation_problems(
             hint = f"remove '= {parameter.default!r}': pluggy never passes an argument that has a default"
             problems.append(Problem("", described, "an argument without a default", hint))
     return problems
+
+
+def _used_hooks(plugin: object, implemented: list[str]) -> tuple[list[str], list[Problem]]:
+    """Leave out the hooks that this object does not use: a plugin may say so in ``hooks``, by its parameters."""
+    declared = getattr(plugin, "hooks", None)
+    if declared is None:
+        return implemented, []
+    accepted = f"a tuple out of the hooks it implements: {', '.join(sorted(implemented))}"
+    if isinstance(declared, str) or not isinstance(declared, (tuple, list, set, frozenset)):
+        return implemented, [Problem("", Described(f"hooks = {declared!r}"), accepted)]
+    unknown = [name for name in declared if name not in implemented]
+    problems = [
+        Problem("", Described(f"hooks = {declared!r}"), accepted, did_you_mean(name, implemented)) for name in unknown
+    ]
+    return [name for name in implemented if name in declared], problems
 
 
 def _provides(plugin: object) -> tuple[frozenset[str], list[Problem]]:

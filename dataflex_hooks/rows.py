@@ -87,6 +87,11 @@ class Rows:
         """Average (n_sessions,) scores over each group's sessions: (n_groups,) float32."""
         return segment_mean(session_scores, self._group_of_session, self.n_groups).to(torch.float32)
 
+    def sessions_per_group(self, which: Tensor | None = None) -> Tensor:
+        """Count each group's sessions, or those marked in ``which`` (n_sessions,) bool: (n_groups,) int64."""
+        group = self._group_of_session if which is None else self._group_of_session[which]
+        return torch.bincount(group, minlength=self.n_groups)
+
     def expand_groups(self, group_scores: Tensor) -> Tensor:
         """Give every row its group's value: (n_groups,) to (bs,)."""
         return group_scores[self.group]

@@ -24,15 +24,19 @@ class FetchedRows:
 
     Attributes:
         view: what plugins see.
-        real: positions of these rows in the batch meta; the others are padding.
+        keys: of these rows.
         missing: requested fields that no row has.
         verl_weights: (T,) importance weights that verl put there, None without.
     """
 
     view: RolloutBatch
-    real: list[int]
+    keys: list[str]
     missing: frozenset[str]
     verl_weights: torch.Tensor | None
+
+    def of(self, values: torch.Tensor) -> RowValues:
+        """Values (T,) of these rows."""
+        return RowValues(self.keys, self.view.lengths, values)
 
 
 def fetch(batch: KVBatchMeta, fields: Iterable[str], with_weights: bool = False) -> FetchedRows:
@@ -43,10 +47,10 @@ def fetch(batch: KVBatchMeta, fields: Iterable[str], with_weights: bool = False)
         fields: names as stored.
         with_weights: also read verl's own importance weights, where stored.
     """
-    real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     wanted = {*ALWAYS, *fields}
     data = tq.kv_batch_get(
-        keys=[batch.keys[i] for i in real],
+        keys=keys,
         partition_id=batch.partition_id,
         select_fields=sorted(wanted | ({_VERL_WEIGHTS} if with_weights else set())),
     )
@@ -65,8 +69,8 @@ def fetch(batch: KVBatchMeta, fields: Iterable[str], with_weights: bool = False)
     verl_weights = token_fields.get(_VERL_WEIGHTS) if with_weights else None
     if _VERL_WEIGHTS not in wanted:
         token_fields.pop(_VERL_WEIGHTS, None)
-    view = RolloutBatch([batch.keys[i] for i in real], offsets, columns, token_fields, prompts)
-    return FetchedRows(view, real, frozenset(wanted - set(data.keys())), verl_weights)
+    view = RolloutBatch(keys, offsets, columns, token_fields, prompts)
+    return FetchedRows(view, keys, frozenset(wanted - set(data.keys())), verl_weights)
 
 
 def stored_fields(batch: KVBatchMeta) -> list[str]:
@@ -83,8 +87,35 @@ def _column(value: Any) -> Any:
     return column
 
 
-def write_weights(batch: KVBatchMeta, rows: FetchedRows, weights: torch.Tensor) -> KVBatchMeta:
-    """Store ``weights`` (T,) as the loss's importance weights, multiplied into verl's own.
+@dataclass(frozen=True)
+class RowValues:
+    """A value for every response token of some rows: their keys, numbers of tokens (k,) and the values (T,)."""
+
+    keys: list[str]
+    lengths: torch.Tensor
+    values: torch.Tensor
+
+    def select(self, keep: torch.Tensor) -> RowValues:
+        """The rows marked in ``keep`` (k,) bool."""
+        keys = [key for key, stays in zip(self.keys, keep.tolist(), strict=True) if stays]
+        return RowValues(keys, self.lengths[keep], self.values[keep.repeat_interleave(self.lengths)])
+
+    def times(self, factors: torch.Tensor) -> RowValues:
+        """Multiply each row's values by its factor (k,)."""
+        return replace(self, values=self.values * factors.to(self.values.dtype).repeat_interleave(self.lengths))
+
+    def times_values(self, factors: torch.Tensor) -> RowValues:
+        """Multiply by a factor for each token (T,)."""
+        return replace(self, values=self.values * factors)
+
+    @property
+    def nested(self) -> torch.Tensor:
+        """The values as a jagged tensor."""
+        return jagged(self.values, torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)]))
+
+
+def write_weights(batch: KVBatchMeta, weights: RowValues) -> KVBatchMeta:
+    """Store ``weights`` of the real rows as the loss's importance weights.
 
     Every row of the batch needs the field, padding too: those get 1, and their response mask is 0.
 
@@ -92,25 +123,26 @@ def write_weights(batch: KVBatchMeta, rows: FetchedRows, weights: torch.Tensor) 
         The meta to pass on. Workers fetch only the fields their meta lists, so going on with the older one would
         silently ignore the weights.
     """
-    if rows.verl_weights is not None:
-        weights = weights * rows.verl_weights
-    return _put(batch, batch.keys, {_VERL_WEIGHTS: _spread(batch, rows, weights)})
+    have = set(weights.keys)
+    padding = [(key, tag["response_len"]) for key, tag in zip(batch.keys, batch.tags, strict=True) if key not in have]
+    if padding:
+        lengths = torch.tensor([length for _, length in padding], dtype=torch.int64)
+        ones = torch.ones(int(lengths.sum()), dtype=weights.values.dtype)
+        weights = RowValues(
+            [*weights.keys, *(key for key, _ in padding)],
+            torch.cat([weights.lengths, lengths]),
+            torch.cat([weights.values, ones]),
+        )
+    return put(batch, weights.keys, {_VERL_WEIGHTS: weights.nested})
 
 
-def scale_advantages(batch: KVBatchMeta, rows: FetchedRows, weights: torch.Tensor) -> KVBatchMeta:
-    """Multiply the stored advantages by ``weights`` (T,); returns stay as they are."""
-    advantages = rows.view.values("advantages") * weights
-    keys = [batch.keys[i] for i in rows.real]
-    return _put(batch, keys, {"advantages": _jagged(advantages, rows.view.offsets)})
+def write_field(batch: KVBatchMeta, name: str, values: RowValues) -> KVBatchMeta:
+    """Store a token field of some rows; the others keep theirs."""
+    return put(batch, values.keys, {name: values.nested})
 
 
-def write_rewards(batch: KVBatchMeta, rows: FetchedRows, rewards: torch.Tensor) -> KVBatchMeta:
-    """Store ``rewards`` (T,) in place of the reward model's."""
-    keys = [batch.keys[i] for i in rows.real]
-    return _put(batch, keys, {"rm_scores": _jagged(rewards, rows.view.offsets)})
-
-
-def _put(batch: KVBatchMeta, keys: list[str], fields: dict[str, torch.Tensor]) -> KVBatchMeta:
+def put(batch: KVBatchMeta, keys: list[str], fields: dict[str, torch.Tensor]) -> KVBatchMeta:
+    """Store fields of the rows ``keys``; returns the meta of the whole batch that lists them."""
     stored = tq.kv_batch_put(
         keys=keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(keys))
     )
@@ -118,20 +150,9 @@ def _put(batch: KVBatchMeta, keys: list[str], fields: dict[str, torch.Tensor]) -
     return replace(batch, fields=stored.fields)
 
 
-def _spread(batch: KVBatchMeta, rows: FetchedRows, values: torch.Tensor) -> torch.Tensor:
-    if len(rows.real) == len(batch):
-        return _jagged(values, rows.view.offsets)
-    lengths = torch.tensor([tag["response_len"] for tag in batch.tags], dtype=torch.int64)
-    lengths[rows.real] = rows.view.lengths
-    is_real = torch.zeros(len(batch), dtype=torch.bool)
-    is_real[rows.real] = True
-    spread = torch.ones(int(lengths.sum()), dtype=values.dtype)
-    spread[is_real.repeat_interleave(lengths)] = values
-    return _jagged(spread, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
-
-
-def _jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Jagged tensor of ``values`` (T,) with ``offsets`` (k + 1,)."""
     lengths = offsets.diff()
-    return torch.nested.nested_tensor_from_jagged(
+    return torch.nested.nested_tensor_fromjagged(
         values.contiguous(), offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
     )

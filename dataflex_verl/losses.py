@@ -84,12 +84,14 @@ class ProbeResult:
         per_response: they add up over fields that are constant within a response.
         ignored: all weights 0 leave a gradient.
         coefficients: ``token`` or ``sequence`` as in LossCoefficients, None if neither describes the loss.
+        divides_by_rows: as in LossCoefficients.
     """
 
     per_token: bool
     per_response: bool
     ignored: bool
     coefficients: Literal["token", "sequence"] | None
+    divides_by_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class ConfiguredLoss:
             per_response=linear,
             ignored=self.mode in _IGNORED[apply_to],
             coefficients="sequence" if self.mode in _AVERAGE_PER_RESPONSE else AGGREGATIONS[self.aggregation],
+            divides_by_rows=self.mode in _AVERAGE_PER_RESPONSE or self.aggregation.startswith("seq-mean"),
         )
 
     def coefficients(self, result: ProbeResult, apply_to: ApplyTo) -> LossCoefficients:
@@ -142,7 +145,12 @@ class ConfiguredLoss:
             raise ConfigError(problems)
         assert result.coefficients is not None
         source = f"loss_mode={self.mode}, loss_agg_mode={self.aggregation}"
-        return LossCoefficients(kind=result.coefficients, per_token=result.per_token, source=source)
+        return LossCoefficients(
+            kind=result.coefficients,
+            per_token=result.per_token,
+            divides_by_rows=result.divides_by_rows,
+            source=source,
+        )
 
     def _refusals(self, result: ProbeResult, apply_to: ApplyTo) -> list[Problem]:
         other = "dataflex.apply_to=advantages" if apply_to == "weights" else "dataflex.apply_to=weights"
@@ -176,7 +184,11 @@ def expect_loss(config: DictConfig, apply_to: ApplyTo = "weights") -> LossCoeffi
         if loss.known():
             return loss.coefficients(loss.expected(apply_to), apply_to)
         source = f"loss_mode={loss.mode} is not verl's own: the run asks it at the start"
-        return LossCoefficients(kind=AGGREGATIONS[loss.aggregation], source=source)
+        return LossCoefficients(
+            kind=AGGREGATIONS[loss.aggregation],
+            divides_by_rows=loss.aggregation.startswith("seq-mean"),
+            source=source,
+        )
 
     return judge(config, loss.name_problems(), ask)
 

@@ -74,6 +74,7 @@ def probe(config: DictConfig, apply_to: ApplyTo = "weights") -> ProbeResult:
             per_response=all(_additive(gradient, row_field(), row_field()) for _ in range(_TRIALS)),
             ignored=bool(zero.norm() > _TOLERANCE * one.norm()),
             coefficients=_coefficients(config, apply_to),
+            divides_by_rows=_divides_by_rows(config, apply_to, one),
         )
 
 
@@ -99,7 +100,17 @@ def _coefficients(config: DictConfig, apply_to: ApplyTo) -> Literal["token", "se
     return None
 
 
-def _gradient_function(config: DictConfig, apply_to: ApplyTo, on_policy: bool = False) -> Gradient:
+def _divides_by_rows(config: DictConfig, apply_to: ApplyTo, one: torch.Tensor) -> bool:
+    """Whether twice as many rows in the mini-batch, padding all of them, halve the gradient."""
+    ones = torch.ones(sum(_LENGTHS), dtype=torch.float64)
+    torch.manual_seed(_SEED)
+    halved = _gradient_function(config, apply_to, rows=2 * len(_LENGTHS))(ones)
+    return bool((2 * halved - one).norm() <= _TOLERANCE * one.norm())
+
+
+def _gradient_function(
+    config: DictConfig, apply_to: ApplyTo, on_policy: bool = False, rows: int = len(_LENGTHS)
+) -> Gradient:
     """Gradient of verl's ``ppo_loss`` with respect to the response log-probabilities, as a function of the weights."""
     from verl.utils import tensordict_utils as tu
     from verl.utils.config import omega_conf_to_dataclass
@@ -136,7 +147,7 @@ def _gradient_function(config: DictConfig, apply_to: ApplyTo, on_policy: bool = 
         if apply_to == "weights":
             fields["rollout_is_weights"] = jagged(weights)
         data = TensorDict(fields, batch_size=bs)
-        tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=total, global_batch_size=bs)
+        tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=total, global_batch_size=rows)
         # clip_cov draws random tokens; every call must see the same draw.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)

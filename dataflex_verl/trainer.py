@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, open_dict
 
-from dataflex_hooks import HookManager, LossCoefficients, MergedUpdate, StepContext
-from dataflex_verl import bridge
+from dataflex_hooks import HookManager, LossCoefficients, StepContext
+from dataflex_verl import bridge, drop
+from dataflex_verl.apply import StepState, apply_reward, apply_update
 from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
 from dataflex_verl.startup import MODES, prepare_with
@@ -40,7 +41,7 @@ class DataFlexTrainer:
         with open_dict(config):
             config.trainer.v1.trainer_mode = base_mode
         self._last_metrics: dict[str, Any] = {}
-        self._skip_update = False
+        self._state = StepState()
         super().__init__(config)
 
     # ---------------------------------------------------------------- verl's step
@@ -52,24 +53,51 @@ class DataFlexTrainer:
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        self._state = StepState()
         if self.hooks.active("post_reward", self.global_steps):
             batch = self._post_reward(batch, metrics)
-        return super()._balance_batch(batch, metrics, *args, **kwargs)
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        return drop.spread(batch, self._shape()) if self._state.dropped else batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         extra_info = dict(batch.extra_info or {})
         batch = super()._compute_advantage(batch, metrics)
-        self._skip_update = False
-        if self.hooks.active("post_advantage", self.global_steps):
+        if self._state.advantages is not None:
+            batch = self._state.advantages.restore(batch)
+        if self.hooks.active("post_advantage", self.global_steps) or self._state.dropped:
             batch.extra_info = extra_info | (batch.extra_info or {})
             batch = self._post_advantage(batch, metrics)
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return batch if self._skip_update else super()._update_critic(batch, metrics)
+        if self._state.skip_update:
+            return batch
+        if not self._state.dropped:
+            return super()._update_critic(batch, metrics)
+        shape = self._shape()
+        super()._update_critic(drop.with_real_rows(batch, shape, shape.critic_mini), metrics)
+        return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return batch if self._skip_update else super()._update_actor(batch, metrics)
+        if self._state.skip_update:
+            return batch
+        if not self._state.dropped:
+            return super()._update_actor(batch, metrics)
+        shape = self._shape()
+        super()._update_actor(drop.with_real_rows(batch, shape, shape.actor_mini), metrics)
+        return batch
+
+    def _shape(self) -> drop.Shape:
+        """What the updates of this step ask of a batch, from the settings that verl pads by."""
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        n = self.config.actor_rollout_ref.rollout.n
+        updates_actor = self.config.trainer.critic_warmup <= self.global_steps
+        return drop.Shape(
+            ranks=ranks,
+            multiple=self._get_required_batch_multiple(ranks),
+            actor_mini=self.config.actor_rollout_ref.actor.ppo_mini_batch_size * n if updates_actor else None,
+            critic_mini=self.config.critic.ppo_mini_batch_size * n if self.use_critic else None,
+        )
 
     # ---------------------------------------------------------------- hooks
 
@@ -90,32 +118,34 @@ class DataFlexTrainer:
         return rows
 
     def _post_reward(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        started = time.perf_counter()
         rows = self._fetch(batch, "post_reward")
         merged = self.hooks.post_reward(rows.view, self._context())
-        if merged is not None and self.hooks.config.apply:
-            batch = bridge.write_rewards(batch, rows, merged.rewards)
+        metrics.update(merged.metrics)
+        if self.hooks.config.apply:
+            self._state.generated = merged.generated
+            batch, more = apply_reward(batch, rows, merged, self._state, self.config)
+            metrics.update(more)
+        metrics["timing_s/dataflex"] = time.perf_counter() - started
         return batch
 
     def _post_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         started = time.perf_counter()
-        config = self.hooks.config
+        hooks, state = self.hooks, self._state
         rows = self._fetch(batch, "post_advantage", with_weights=True)
-        merged = self.hooks.post_advantage(rows.view, self._context(), self.coefficients, config.mask_scale)
-        if config.apply:
-            self._skip_update = merged.skip_update
-            batch = self._apply(batch, rows, merged)
+        merged = hooks.post_advantage(rows.view, self._context(), self.coefficients, state.generated)
         metrics.update(merged.metrics)
-        metrics["dataflex/applied"] = float(config.apply)
-        metrics["dataflex/skip_update"] = float(merged.skip_update)
-        metrics["timing_s/dataflex"] = time.perf_counter() - started
+        skips = state.skip_update or merged.skip_update
+        if hooks.config.apply:
+            batch, more = apply_update(
+                batch, rows, merged, state, hooks.config, self.coefficients, self._shape, self.config
+            )
+            metrics.update(more)
+            state.skip_update = skips
+        metrics["dataflex/applied"] = float(hooks.config.apply)
+        metrics["dataflex/skip_update"] = float(skips)
+        metrics["timing_s/dataflex"] = metrics.get("timing_s/dataflex", 0.0) + time.perf_counter() - started
         return batch
-
-    def _apply(self, batch: KVBatchMeta, rows: bridge.FetchedRows, merged: MergedUpdate) -> KVBatchMeta:
-        if not merged.changed:
-            return batch
-        if self.hooks.config.apply_to == "advantages":
-            return bridge.scale_advantages(batch, rows, merged.weights)
-        return bridge.write_weights(batch, rows, merged.weights)
 
 
 def prepare(config: DictConfig) -> tuple[HookManager, LossCoefficients]:

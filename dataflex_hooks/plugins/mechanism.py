@@ -14,6 +14,11 @@ from dataflex_hooks.construct import build_component
 from dataflex_hooks.context import StepContext
 from dataflex_hooks.errors import ConfigError, Problem
 
+LATE_FIELDS = frozenset(
+    {"advantages", "returns", "old_log_probs", "ref_log_prob", "entropy", "values", "token_level_rewards"}
+)
+"""Fields that are written after ``post_reward``."""
+
 
 def build_pair(
     kind: str, scorer: object, actuator: object, domains: Sequence[str] | None, window: int | None
@@ -48,9 +53,15 @@ def _timing_problems(scorer: Scorer) -> list[Problem]:
     return [Problem("scorer.name", scorer.name, "a scorer that can run before the loss", reason)]
 
 
-def pair_requires(scorer: Scorer, actuator: Component) -> dict[str, tuple[str, ...]]:
-    """Return the fields that both read at ``post_advantage``, as a plugin declares them."""
-    return {"post_advantage": tuple(sorted({*scorer.requires, *actuator.requires, "response_mask"}))}
+def pair_fields(scorer: Scorer, actuator: Component) -> tuple[str, ...]:
+    """Return the fields that both read."""
+    return tuple(sorted({*scorer.requires, *actuator.requires, "response_mask"}))
+
+
+def earliest_hook(scorer: Scorer, actuator: Component) -> str:
+    """The first hook at which scorer and actuator have everything they read."""
+    late = LATE_FIELDS.intersection(pair_fields(scorer, actuator))
+    return "post_advantage" if late or scorer.timing == "post_advantage" else "post_reward"
 
 
 def scores_for(scorer: Scorer, batch: RolloutBatch, ctx: StepContext, accepts: Accepts, layout: Layout) -> Tensor:

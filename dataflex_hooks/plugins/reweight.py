@@ -11,7 +11,7 @@ from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import UpdateDecision
 from dataflex_hooks.errors import ConfigError, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import hookimpl
-from dataflex_hooks.plugins.mechanism import build_pair, pair_requires, scores_for
+from dataflex_hooks.plugins.mechanism import build_pair, pair_fields, scores_for
 
 _NORMALIZE = ("mean", "none")
 
@@ -54,7 +54,7 @@ class ReweightPlugin:
         self.needs_groups = self.scorer.needs_groups
         accepts = self.actuator.accepts
         self.per_token = accepts == "token" or (accepts == "any" and self.scorer.granularity == "token")
-        self.requires = pair_requires(self.scorer, self.actuator)
+        self.requires = {"post_advantage": pair_fields(self.scorer, self.actuator)}
 
     @hookimpl
     def post_advantage(self, batch: RolloutBatch, ctx: StepContext) -> UpdateDecision:

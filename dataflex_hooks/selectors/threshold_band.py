@@ -38,3 +38,7 @@ class ThresholdBand(Selector):
     def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:
         """Return the kept row indices for (bs,) scores."""
         return ((scores > self.low) & (scores < self.high)).nonzero().flatten()
+
+    def preference(self, scores: Tensor, batch: RolloutBatch) -> Tensor:
+        """Return minus the distance from the band, 0 inside."""
+        return -((self.low - scores).clamp(min=0) + (scores - self.high).clamp(min=0))

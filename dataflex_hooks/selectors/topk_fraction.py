@@ -46,3 +46,7 @@ class TopkFraction(Selector):
         kept = torch.zeros(batch.n_sessions, dtype=torch.bool, device=scores.device)
         kept[session[torch.from_numpy(best).to(scores.device)]] = True
         return batch.expand_sessions(kept).nonzero().flatten()
+
+    def preference(self, scores: Tensor, batch: RolloutBatch) -> Tensor:
+        """Return the scores, or minus them where the lowest are kept."""
+        return scores if self.largest else -scores

@@ -68,7 +68,7 @@ def test_plugins_are_called_one_by_one_in_order_over_two_steps(batches, token_me
     batch = batches.groups([1, 0])
     for step in (1, 2):
         ctx = StepContext(step=step)
-        assert manager.post_reward(batch, ctx) is None
+        assert not manager.post_reward(batch, ctx).changed
         assert not manager.post_advantage(batch, ctx, token_mean).changed
     assert calls == [
         (1, "post_reward", "second"),
@@ -215,7 +215,7 @@ def test_the_reward_owner_runs_first_and_others_see_its_rewards(batches, ctx):
         }
     )
     merged = manager.post_reward(batch, ctx)
-    assert (merged.label, merged.per_token) == ("owner", False)
+    assert (merged.owner, merged.per_token) == ("owner", False)
     assert merged.rewards.dtype == torch.float32 and merged.rewards.tolist() == [0, 0, 3, 2]
     assert seen == [[3.0, 2.0]]
     assert batch.rewards.tolist() == [1.0, 0.0]
@@ -248,7 +248,7 @@ def test_unusable_rewards_name_the_plugin(batches, ctx, rewards, provides, messa
 
 def test_a_reward_decision_without_rewards_changes_nothing(batches, ctx):
     manager = HookManager({"owner": RewardHook(lambda b, c: RewardDecision(), provides={"rewards"})})
-    assert manager.post_reward(batches.groups([1, 0]), ctx) is None
+    assert not manager.post_reward(batches.groups([1, 0]), ctx).changed
 
 
 def test_the_context_is_read_only():

@@ -205,6 +205,7 @@ def test_metrics_describe_the_merged_update(batch):
     assert merged.metrics == pytest.approx(
         {
             "dataflex/kept_frac": 2 / 3,
+            "dataflex/kept_groups_frac": 1.0,
             "dataflex/kept_tokens_frac": 4 / 6,
             "dataflex/weight_mean": mean,
             "dataflex/weight_std": math.sqrt(sum((w - mean) ** 2 for w in row_weights) / 3),

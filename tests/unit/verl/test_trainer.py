@@ -25,6 +25,7 @@ from dataflex_hooks.batch import RolloutBatch
 
 pytest.importorskip("verl", reason="needs verl: pip install 'dataflex-verl[local]'")
 
+from dataflex_verl import apply as apply_module  # noqa: E402
 from dataflex_verl import trainer as trainer_module  # noqa: E402
 from dataflex_verl.bridge import FetchedRows  # noqa: E402
 from dataflex_verl.trainer import DataFlexTrainer, plan_lines  # noqa: E402
@@ -91,7 +92,8 @@ def base(mocker):
 @pytest.fixture
 def bridge(mocker):
     fake = mocker.patch.object(trainer_module, "bridge")
-    fake.fetch.side_effect = lambda batch, fields, **kwargs: FetchedRows(view(), [0, 1], frozenset(), None)
+    mocker.patch.object(apply_module, "bridge", fake)
+    fake.fetch.side_effect = lambda batch, fields, **kwargs: FetchedRows(view(), ["a_0_0", "a_1_0"], frozenset(), None)
     return fake
 
 
@@ -152,15 +154,15 @@ def test_post_reward_comes_before_balancing_and_passes_new_rewards_on(make, base
     trainer, batch = make({"p": Plugin(rewards=torch.tensor([1.0, 2.0]))}), meta()
     trainer._balance_batch(batch, {})
     assert bridge.fetch.call_args.args == (batch, frozenset())
-    (given, _, rewards), _ = bridge.write_rewards.call_args
-    assert given is batch and rewards.tolist() == [0.0, 1.0, 0.0, 2.0]
-    base.calls.balance.assert_called_once_with(bridge.write_rewards.return_value)
+    (given, name, rewards), _ = bridge.write_field.call_args
+    assert given is batch and name == "rm_scores" and rewards.values.tolist() == [0.0, 1.0, 0.0, 2.0]
+    base.calls.balance.assert_called_once_with(bridge.write_field.return_value)
 
 
 def test_post_reward_without_a_decision_writes_nothing(make, base, bridge):
     batch = meta()
     make({"p": Plugin()})._balance_batch(batch, {})
-    bridge.write_rewards.assert_not_called()
+    bridge.write_field.assert_not_called()
     base.calls.balance.assert_called_once_with(batch)
 
 
@@ -173,8 +175,8 @@ def test_post_advantage_comes_after_verls_advantages_and_keeps_extra_info(make, 
     assert bridge.fetch.call_args.args == (stored, frozenset({"advantages"}))
     assert bridge.fetch.call_args.kwargs == {"with_weights": True}
     assert stored.extra_info == {"temperature": 1.0}
-    (given, _, weights), _ = bridge.write_weights.call_args
-    assert given is stored and weights.tolist() == [1.0, 1.0, 0.0, 0.0]
+    (given, weights), _ = bridge.write_weights.call_args
+    assert given is stored and weights.values.tolist() == [1.0, 1.0, 0.0, 0.0]
     assert result is bridge.write_weights.return_value
     assert metrics["dataflex/kept_frac"] == 0.5 and metrics["dataflex/applied"] == 1.0
     assert metrics["timing_s/dataflex"] >= 0
@@ -188,7 +190,9 @@ def test_no_opinion_writes_nothing(make, base, bridge):
 def test_apply_to_advantages_scales_them_instead(make, bridge):
     plugin = Plugin(UpdateDecision(mask=torch.tensor([True, False])))
     result = make({"p": plugin}, apply_to="advantages")._compute_advantage(meta(), {})
-    assert result is bridge.scale_advantages.return_value
+    assert result is bridge.write_field.return_value
+    (_, name, advantages), _ = bridge.write_field.call_args
+    assert name == "advantages" and advantages.values.tolist() == [1.0, 1.0, 0.0, 0.0]
     bridge.write_weights.assert_not_called()
 
 
@@ -199,7 +203,7 @@ def test_shadow_mode_decides_and_changes_nothing(make, base, bridge):
     assert trainer._compute_advantage(batch, metrics) is base.calls.advantage.return_value
     trainer._update_actor(batch, metrics)
     base.calls.actor.assert_called_once()
-    bridge.write_rewards.assert_not_called()
+    bridge.write_field.assert_not_called()
     bridge.write_weights.assert_not_called()
     assert metrics["dataflex/kept_frac"] == 0.5
     assert (metrics["dataflex/applied"], metrics["dataflex/skip_update"]) == (0.0, 1.0)
@@ -214,13 +218,16 @@ def test_skip_update_calls_neither_update_and_ends_with_the_step(make, base):
     base.calls.critic.assert_not_called()
     base.calls.actor.assert_not_called()
     plugin.decision = None
+    trainer._balance_batch(batch, {})
     trainer._compute_advantage(batch, {})
     trainer._update_actor(batch, {})
     base.calls.actor.assert_called_once()
 
 
 def test_missing_fields_are_named_with_what_is_stored(make, bridge):
-    bridge.fetch.side_effect = lambda batch, fields, **kw: FetchedRows(view(), [0, 1], frozenset({"advantages"}), None)
+    bridge.fetch.side_effect = lambda batch, fields, **kw: FetchedRows(
+        view(), ["a_0_0", "a_1_0"], frozenset({"advantages"}), None
+    )
     bridge.stored_fields.return_value = ["responses", "rm_scores"]
     with pytest.raises(DecisionError, match="'p'.*post_advantage.*'advantages'.*responses, rm_scores"):
         make({"p": Plugin()})._compute_advantage(meta(), {})

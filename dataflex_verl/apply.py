@@ -1,0 +1,148 @@
+"""Merged decisions become changes of the stored batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+
+from dataflex_hooks import DataFlexConfig, Generated, LossCoefficients, MergedReward, MergedUpdate, RolloutBatch
+from dataflex_hooks.entries import GROUP_ESTIMATORS
+from dataflex_verl import bridge, drop, group_advantages
+from dataflex_verl.deal import fill
+
+_log = logging.getLogger("dataflex_verl")
+
+
+@dataclass
+class StepState:
+    """What one update has been decided so far.
+
+    Attributes:
+        generated: the step before anything was dropped, None while nothing has looked.
+        dropped: rows have left the batch.
+        skip_update: no optimizer step is to be made.
+        advantages: to write after verl's estimator, None to leave its own.
+    """
+
+    generated: Generated | None = None
+    dropped: bool = False
+    skip_update: bool = False
+    advantages: group_advantages.GroupAdvantages | None = None
+
+
+def apply_reward(
+    batch: KVBatchMeta, rows: bridge.FetchedRows, merged: MergedReward, state: StepState, config: DictConfig
+) -> tuple[KVBatchMeta, dict[str, float]]:
+    """Write new rewards and take dropped rows out, before verl balances the batch.
+
+    Returns:
+        The batch, and metrics of what the drop made necessary.
+    """
+    view = rows.view
+    state.skip_update = merged.skip_update
+    if merged.rewards is not None:
+        view = view.with_token_field("rm_scores", merged.rewards)
+        batch = bridge.write_field(batch, "rm_scores", rows.of(merged.rewards))
+    if merged.row_keep is None:
+        return batch, {}
+    refuse_shuffle(config)
+    keep, lone = merged.row_keep, _lone_rows(view, merged.row_keep)
+    why_not = group_advantages.why_not(config)
+    over = merged.advantages or ("kept" if why_not else "group")
+    if over == "group" and why_not:
+        raise ValueError(f"advantages over the whole group cannot be computed: {why_not}; decide advantages='kept'")
+    if str(config.algorithm.adv_estimator) not in GROUP_ESTIMATORS:
+        lone = torch.zeros_like(lone)
+    metrics = {"dataflex/lone_rows": float(lone.sum())}
+    if over == "group" or (bool(lone.any()) and not why_not):
+        only = keep if over == "group" else lone
+        state.advantages = group_advantages.compute(config, rows.keys, view, only.numpy())
+    elif bool((keep & ~lone).any()):
+        # verl would hand a group of one its raw reward as advantage, and there is no baseline to give it instead.
+        keep = keep & ~lone
+    state.dropped = True
+    return drop.drop(batch, _by_position(batch, rows.keys, keep)), metrics
+
+
+def apply_update(
+    batch: KVBatchMeta,
+    rows: bridge.FetchedRows,
+    merged: MergedUpdate,
+    state: StepState,
+    settings: DataFlexConfig,
+    coefficients: LossCoefficients,
+    shape: Callable[[], drop.Shape],
+    config: DictConfig,
+) -> tuple[KVBatchMeta, dict[str, float]]:
+    """Take dropped rows out and write masks and weights, before the critic and the actor are updated.
+
+    Returns:
+        The batch, and metrics of how mini-batches were made up for.
+    """
+    weights, factor = rows.of(merged.weights), rows.verl_weights
+    changed, metrics = merged.changed, {}
+    if settings.apply_to == "advantages":
+        factor = rows.view.values("advantages")
+    keep = merged.in_batch
+    if keep is not None:
+        refuse_shuffle(config)
+        batch = drop.drop_padded(batch, _by_position(batch, rows.keys, keep), shape())
+        factor = None if factor is None else factor[rows.view.expand_rows(keep)]
+        weights, state.dropped = weights.select(keep), True
+    if merged.excluded is not None:
+        out = merged.excluded if keep is None else merged.excluded & keep
+        mask = rows.of(rows.view.values("response_mask")).select(out)
+        batch = bridge.write_field(batch, "response_mask", mask.times(torch.zeros(len(mask.keys))))
+    if state.dropped and coefficients.divides_by_rows:
+        filled, metrics = _fill(batch, weights.keys, shape(), settings.max_fill)
+        weights, changed = weights.times(filled), changed or bool((filled != 1).any())
+    if not changed:
+        return batch, metrics
+    if factor is not None:
+        weights = weights.times_values(factor)
+    if settings.apply_to == "advantages":
+        return bridge.write_field(batch, "advantages", weights), metrics
+    return bridge.write_weights(batch, weights), metrics
+
+
+def refuse_shuffle(config: DictConfig) -> None:
+    """Raise ValueError if verl would shuffle rows over mini-batches again."""
+    for role, enabled in (("actor_rollout_ref.actor", True), ("critic", config.critic.get("enable"))):
+        section: Any = config
+        for name in role.split("."):
+            section = section[name]
+        if enabled and section.get("shuffle"):
+            raise ValueError(f"{role}.shuffle=True would undo the even spread of rows over mini-batches: set it False")
+
+
+def _fill(batch: KVBatchMeta, keys: list[str], shape: drop.Shape, most: float) -> tuple[torch.Tensor, dict[str, float]]:
+    real = drop.is_real(batch)
+    if shape.actor_mini is None:
+        return torch.ones(len(keys)), {}
+    factors, cut = fill(real, shape.layout(len(batch)), shape.actor_mini, most)
+    if cut:
+        _log.warning("%d mini-batch(es) have less than 1/%g of their rows: their step is smaller than meant", cut, most)
+    by_key = dict(zip(batch.keys, factors.tolist(), strict=True))
+    filled = torch.tensor([by_key[key] for key in keys], dtype=torch.float64)
+    metrics = {"dataflex/fill_largest": float(factors[real].max(initial=1.0)), "dataflex/fill_cut": float(cut)}
+    return filled, metrics
+
+
+def _lone_rows(view: RolloutBatch, keep: torch.Tensor) -> torch.Tensor:
+    """(bs,) bool: kept rows whose group had several sessions and is left with one."""
+    sessions = view.sessions_per_group()
+    kept = torch.zeros(view.n_sessions, dtype=torch.bool)
+    kept[view.session[keep]] = True
+    left = view.sessions_per_group(kept)
+    return keep & view.expand_groups((left == 1) & (sessions > 1))
+
+
+def _by_position(batch: KVBatchMeta, keys: list[str], keep: torch.Tensor) -> list[bool]:
+    stays = {key for key, kept in zip(keys, keep.tolist(), strict=True) if kept}
+    return [key in stays for key in batch.keys]

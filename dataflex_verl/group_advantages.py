@@ -1,0 +1,90 @@
+"""verl's advantages over whole groups, for rows that are left after some of their group have been dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+
+from dataflex_hooks import RolloutBatch
+from dataflex_verl.bridge import jagged, put
+
+OUTCOME_ESTIMATORS = frozenset(
+    {"grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline"}
+)
+"""Estimators whose advantages follow from the group's rewards and lengths alone."""
+
+
+def why_not(config: DictConfig) -> str | None:
+    """Why advantages over the whole group cannot be computed before the log-prob passes, or None if they can."""
+    estimator = str(OmegaConf.select(config, "algorithm.adv_estimator"))
+    if estimator not in OUTCOME_ESTIMATORS:
+        return f"algorithm.adv_estimator={estimator} does not follow from a group's rewards alone"
+    if OmegaConf.select(config, "algorithm.use_kl_in_reward"):
+        return "algorithm.use_kl_in_reward=True needs log-probs for the rewards"
+    if OmegaConf.select(config, "critic.enable"):
+        return "critic.enable=True learns from the returns that would be replaced"
+    return None
+
+
+@dataclass(frozen=True)
+class GroupAdvantages:
+    """Advantages of rows by key: (|o_i|,) float32 for every response token."""
+
+    by_key: Mapping[str, torch.Tensor]
+
+    def restore(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """Write them over what verl computed from the rows that are left; masked tokens stay 0."""
+        keys = [key for key in batch.keys if key in self.by_key]
+        if not keys:
+            return batch
+        mask = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        mask = mask["response_mask"]
+        values = torch.cat([self.by_key[key] for key in keys]) * mask.values()
+        nested = jagged(values, mask.offsets())
+        return put(batch, keys, {"advantages": nested, "returns": nested.clone()})
+
+
+def compute(config: DictConfig, keys: list[str], view: RolloutBatch, only: np.ndarray) -> GroupAdvantages:
+    """Run verl's estimator over all rows of ``view``, as verl would have without a drop.
+
+    Args:
+        config: verl's whole configuration.
+        keys: of the rows of ``view``.
+        view: every real row of the step, with its rewards.
+        only: (bs,) bool, rows whose advantages are wanted.
+    """
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    rewards = view.to_padded(view.values("rm_scores").to(torch.float32))
+    mask = view.to_padded(view.values("response_mask"))
+    fields = {
+        "token_level_scores": rewards,
+        "token_level_rewards": rewards,
+        "rm_scores": rewards,
+        "response_mask": mask,
+        "responses": torch.zeros_like(mask),
+    }
+    data = DataProto(batch=TensorDict(fields, batch_size=view.bs))
+    data.non_tensor_batch["uid"] = np.array(view.uid, dtype=object)
+    algorithm = config.algorithm
+    data = compute_advantage_for_multi_trajectories(
+        data,
+        batch_keys=keys,
+        adv_estimator=algorithm.adv_estimator,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        num_repeat=config.actor_rollout_ref.rollout.n,
+        norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+        config=algorithm,
+    )
+    values = view.to_values(data.batch["advantages"]).to(torch.float32)
+    rows = values.split(view.lengths.tolist())
+    return GroupAdvantages({keys[i]: rows[i] for i in np.flatnonzero(only)})
