@@ -47,7 +47,7 @@ def pre_rollout(candidates: PromptBatch, ctx: StepContext) -> RolloutDecision | 
 
 @hookspec
 def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
-    """Replace rewards.
+    """Replace rewards, drop rows, add rows.
 
     Fires when the rewards of all rollouts of the step are known, before verl balances the batch and before any log-prob
     pass. Runs in the trainer process.
@@ -58,9 +58,10 @@ def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
         ctx: step, local update, mode, estimator, the previous step's metrics.
 
     Returns:
-        A RewardDecision: new rewards, (bs,) or per token, in place of the old. One owner: the plugin says
+        A RewardDecision. New rewards, (bs,) or per token, come in place of the old. One owner: the plugin says
         ``provides = {"rewards"}``, two that do are refused at start. The owner runs first, the others see its rewards.
-        None leaves the rewards alone.
+        A row stays in the batch if every plugin's ``keep`` says so; every plugin sees all rows, whatever another drops.
+        Rows to add are taken from all plugins. None changes nothing.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.
@@ -91,10 +92,10 @@ def post_advantage(batch: RolloutBatch, ctx: StepContext) -> UpdateDecision | No
         ctx: step, local update, mode, estimator, the previous step's metrics.
 
     Returns:
-        An UpdateDecision. Masks are combined with AND; weights multiply, and those to be normalised are divided so that
-        the kept weights average 1 under the coefficients of the configured loss; ``update_scale`` multiplies;
-        ``skip_update`` of any plugin skips the update. The result does not depend on the order of plugins.
-        None changes nothing.
+        An UpdateDecision. Masks are combined with AND, and so is ``keep``, where False takes the row out of the batch.
+        Weights multiply, and those to be normalised are divided so that the kept weights average 1 under the
+        coefficients of the configured loss; ``update_scale`` multiplies; ``skip_update`` of any plugin skips the update.
+        The result does not depend on the order of plugins. None changes nothing.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.

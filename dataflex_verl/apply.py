@@ -5,16 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
-from dataflex_hooks import DataFlexConfig, Generated, LossCoefficients, MergedReward, MergedUpdate, RolloutBatch
+from dataflex_hooks import (
+    ConfigError,
+    DataFlexConfig,
+    Generated,
+    LossCoefficients,
+    MergedReward,
+    MergedUpdate,
+    Problem,
+    RolloutBatch,
+)
 from dataflex_hooks.entries import GROUP_ESTIMATORS
 from dataflex_verl import bridge, drop, group_advantages
 from dataflex_verl.deal import fill
+from dataflex_verl.drop_checks import shuffle_problem, shuffled
+from dataflex_verl.estimators import why_no_group_advantages
 
 _log = logging.getLogger("dataflex_verl")
 
@@ -53,10 +63,10 @@ def apply_reward(
         return batch, {}
     refuse_shuffle(config)
     keep, lone = merged.row_keep, _lone_rows(view, merged.row_keep)
-    why_not = group_advantages.why_not(config)
+    why_not = why_no_group_advantages(config)
     over = merged.advantages or ("kept" if why_not else "group")
     if over == "group" and why_not:
-        raise ValueError(f"advantages over the whole group cannot be computed: {why_not}; decide advantages='kept'")
+        raise ConfigError([Problem("RewardDecision.advantages", over, f"'kept': {why_not}")])
     if str(config.algorithm.adv_estimator) not in GROUP_ESTIMATORS:
         lone = torch.zeros_like(lone)
     metrics = {"dataflex/lone_rows": float(lone.sum())}
@@ -112,13 +122,9 @@ def apply_update(
 
 
 def refuse_shuffle(config: DictConfig) -> None:
-    """Raise ValueError if verl would shuffle rows over mini-batches again."""
-    for role, enabled in (("actor_rollout_ref.actor", True), ("critic", config.critic.get("enable"))):
-        section: Any = config
-        for name in role.split("."):
-            section = section[name]
-        if enabled and section.get("shuffle"):
-            raise ValueError(f"{role}.shuffle=True would undo the even spread of rows over mini-batches: set it False")
+    """Raise ConfigError if verl would shuffle rows over mini-batches again; a plugin may drop without declaring it."""
+    if names := shuffled(config):
+        raise ConfigError([shuffle_problem(name) for name in names])
 
 
 def _fill(batch: KVBatchMeta, keys: list[str], shape: drop.Shape, most: float) -> tuple[torch.Tensor, dict[str, float]]:

@@ -8,29 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from dataflex_hooks import RolloutBatch
 from dataflex_verl.bridge import jagged, put
-
-OUTCOME_ESTIMATORS = frozenset(
-    {"grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline"}
-)
-"""Estimators whose advantages follow from the group's rewards and lengths alone."""
-
-
-def why_not(config: DictConfig) -> str | None:
-    """Why advantages over the whole group cannot be computed before the log-prob passes, or None if they can."""
-    estimator = str(OmegaConf.select(config, "algorithm.adv_estimator"))
-    if estimator not in OUTCOME_ESTIMATORS:
-        return f"algorithm.adv_estimator={estimator} does not follow from a group's rewards alone"
-    if OmegaConf.select(config, "algorithm.use_kl_in_reward"):
-        return "algorithm.use_kl_in_reward=True needs log-probs for the rewards"
-    if OmegaConf.select(config, "critic.enable"):
-        return "critic.enable=True learns from the returns that would be replaced"
-    return None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dataflex_hooks import HookManager, LossCoefficients
+from dataflex_verl.estimators import why_no_group_advantages
 from dataflex_verl.losses import ESTIMATOR, LOSS_AGG_MODE, LOSS_MODE
 
 PREFIX = "DataFlex plan: "
@@ -49,6 +50,7 @@ def plan_lines(hooks: HookManager, coefficients: LossCoefficients, config: DictC
     lines += [_plugin_line(row) for row in rows]
     lines += _merge_lines(rows, coefficients, settings.mask_scale)
     lines += _landing_lines(rows, settings.apply_to)
+    lines += _drop_lines(rows, hooks, coefficients, config)
     if config is not None:
         lines.append(f"verl settings that matter: {', '.join(_verl_settings(config))}")
     lines.append(f"logs: {', '.join(_metric_names(rows))}")
@@ -133,6 +135,31 @@ def _landing_lines(rows: list[dict[str, Any]], apply_to: str) -> list[str]:
         if apply_to == "advantages":
             field = "advantages, multiplied; returns stay as they are"
         lines.append(f"lands in: {field}; KL, entropy and the critic are left alone")
+    return lines
+
+
+def _drop_lines(
+    rows: list[dict[str, Any]], hooks: HookManager, coefficients: LossCoefficients, config: DictConfig | None
+) -> list[str]:
+    """Where drops happen, over which rows advantages are computed, and what happens when too few are left."""
+    dropping = [row for row in rows if row["effect"] == "drop"]
+    rules = hooks.config.keep_rules
+    lines = []
+    for hook, place in (("post_reward", "before the log-prob passes"), ("post_advantage", "before the updates")):
+        labels = [row["label"] for row in dropping if hook in row["hooks"]]
+        if labels:
+            lines.append(f"drop: rows that {' or '.join(labels)} does not keep leave the batch {place}")
+    early = [row for row in dropping if "post_reward" in row["hooks"]]
+    if early:
+        over = next((row["advantages"] for row in early if row["advantages"]), None)
+        if over is None and config is not None:
+            over = "kept" if why_no_group_advantages(config) else "group"
+        lines.append(f"advantages: over {'the rows kept' if over == 'kept' else 'the whole group'}")
+    if dropping and coefficients.divides_by_rows:
+        lines.append(f"mini-batches with padding are filled up by a factor of at most {hooks.config.max_fill:g}")
+    if dropping or rules.min_keep is not None:
+        least = 1 if rules.min_keep is None else rules.min_keep
+        lines.append(f"fewer than {least} rollout(s) left: {rules.fallback}")
     return lines
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from omegaconf import DictConfig, OmegaConf
 
 from dataflex_hooks import ConfigError, HookManager, LossCoefficients
+from dataflex_verl.drop_checks import drop_problems
 from dataflex_verl.losses import ApplyTo, estimator_of
 
 MODE = "trainer.v1.trainer_mode"
@@ -45,6 +46,8 @@ def prepare_with(config: DictConfig, ask_loss: AskLoss) -> tuple[HookManager, Lo
             problems += hooks.loss_problems(coefficients) if hooks is not None else []
         except ConfigError as error:
             problems += error.problems
+    if hooks is not None:
+        problems += drop_problems(hooks, config)
     if problems or hooks is None:
         raise ConfigError(problems)
     return hooks, coefficients

@@ -215,6 +215,27 @@ class LiveTrainer:
         padding = [i for i, tag in enumerate(batch.tags) if tag.get("is_padding")]
         return Outcome(metrics, list(batch.keys), padding, present)
 
+    def state(self) -> list[torch.Tensor]:
+        """Parameters and optimizer state of the actor, as they are now."""
+        path = self.checkpoint / "look"
+        self.trainer.actor_rollout_wg.save_checkpoint(str(path), None, 0)
+        files = sorted(path.rglob("model_*.pt")) + sorted(path.rglob("optim_*.pt"))
+        return [tensor for file in files for tensor in _tensors(torch.load(file, weights_only=False))]
+
+    def same_state(self, before: list[torch.Tensor]) -> bool:
+        """Whether parameters and optimizer state are bit for bit those of ``before``."""
+        now = self.state()
+        return len(now) == len(before) and all(torch.equal(a, b) for a, b in zip(now, before, strict=True))
+
+    def gradient_direction(self) -> torch.Tensor:
+        """Direction of the gradient of the last update, the first of its optimizer: Adam's first moment, of norm 1."""
+        path = self.checkpoint / "look"
+        self.trainer.actor_rollout_wg.save_checkpoint(str(path), None, 0)
+        (file,) = path.rglob("optim_*.pt")
+        state = torch.load(file, weights_only=False)["state"]
+        moment = torch.cat([_local(entry["exp_avg"]).double().flatten() for _, entry in sorted(state.items())])
+        return moment / moment.norm()
+
     @contextmanager
     def _settings(self, settings: Mapping[str, Any]) -> Iterator[None]:
         before = {key: OmegaConf.select(self.config, key) for key in settings}
@@ -238,3 +259,19 @@ class LiveTrainer:
         if now != self._loss:
             self.trainer.actor_rollout_wg.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(actor)))
             self._loss = now
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a nested state, in a fixed order."""
+    if isinstance(tree, torch.Tensor):
+        yield _local(tree)
+    elif isinstance(tree, Mapping):
+        for key in sorted(tree, key=str):
+            yield from _tensors(tree[key])
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _tensors(item)
