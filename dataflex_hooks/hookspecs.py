@@ -94,8 +94,8 @@ def post_advantage(batch: RolloutBatch, ctx: StepContext) -> UpdateDecision | No
     Returns:
         An UpdateDecision. Masks are combined with AND, and so is ``keep``, where False takes the row out of the batch.
         Weights multiply, and those to be normalised are divided so that the kept weights average 1 under the
-        coefficients of the configured loss; ``update_scale`` multiplies; ``skip_update`` of any plugin skips the update.
-        The result does not depend on the order of plugins. None changes nothing.
+        coefficients of the configured loss; ``update_scale`` multiplies; ``skip_update`` of any plugin skips the
+        update. The result does not depend on the order of plugins. None changes nothing.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.
