@@ -129,12 +129,20 @@ class HookManager:
         return bool(self._called_at(hook, step))
 
     def required_fields(self, hook: str, step: int) -> frozenset[str]:
-        """Batch fields that the plugins called for ``hook`` at ``step`` declare, under the names they are stored by.
+        """Batch fields that ``hook`` needs at ``step``, under the names they are stored by.
 
+        What the plugins declare, and what dropping rows takes: rewards for baselines, contents for ``keep_best``.
         ``uid`` is in the row keys and not among them.
         """
-        declared = {name for entry in self._called_at(hook, step) for name in entry.declared.requires.get(hook, ())}
-        return frozenset(ALIASES.get(name, name) for name in declared) - {"uid"}
+        called = self._called_at(hook, step)
+        needed = {name for entry in called for name in entry.declared.requires.get(hook, ())}
+        drops = any("keep" in entry.declared.provides for entry in called)
+        rules = self.config.keep_rules
+        if drops and hook == "post_reward":
+            needed.add("rm_scores")
+        if (drops or rules.min_keep is not None) and rules.fallback == "keep_best":
+            needed |= {"prompts", "responses"}
+        return frozenset(ALIASES.get(name, name) for name in needed) - {"uid"}
 
     def refuse_missing(self, hook: str, step: int, missing: Iterable[str], stored: Iterable[str]) -> None:
         """Say that declared fields are not in the batch; for the host, after it looked.

@@ -73,9 +73,12 @@ def apply_reward(
     if over == "group" or (bool(lone.any()) and not why_not):
         only = keep if over == "group" else lone
         state.advantages = group_advantages.compute(config, rows.keys, view, only.numpy())
-    elif bool((keep & ~lone).any()):
+    elif bool(lone.any()):
         # verl would hand a group of one its raw reward as advantage, and there is no baseline to give it instead.
         keep = keep & ~lone
+        if not bool(keep.any()):
+            state.skip_update = True
+            return batch, metrics
     state.dropped = True
     return drop.drop(batch, _by_position(batch, rows.keys, keep)), metrics
 

@@ -153,6 +153,6 @@ def put(batch: KVBatchMeta, keys: list[str], fields: dict[str, torch.Tensor]) ->
 def jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Jagged tensor of ``values`` (T,) with ``offsets`` (k + 1,)."""
     lengths = offsets.diff()
-    return torch.nested.nested_tensor_fromjagged(
+    return torch.nested.nested_tensor_from_jagged(
         values.contiguous(), offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
     )

@@ -126,6 +126,8 @@ class DataFlexTrainer:
             self._state.generated = merged.generated
             batch, more = apply_reward(batch, rows, merged, self._state, self.config)
             metrics.update(more)
+        metrics["dataflex/applied"] = float(self.hooks.config.apply)
+        metrics["dataflex/skip_update"] = float(merged.skip_update or self._state.skip_update)
         metrics["timing_s/dataflex"] = time.perf_counter() - started
         return batch
 

@@ -15,6 +15,11 @@ def demo() -> DemoFiles:
     return build_demo(CACHE, seed=0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs first: verl's placement groups have fixed names, and the live trainer keeps them to the end."""
+    items.sort(key=lambda item: "live" in getattr(item, "fixturenames", ()))
+
+
 def base_overrides(demo: DemoFiles) -> list[str]:
     """A small GRPO run on the demo task: 8 prompts of 8 rollouts, one mini-batch."""
     return [

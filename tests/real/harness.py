@@ -92,12 +92,14 @@ class Outcome:
         keys: row keys after balancing, padding included.
         padding: positions of padding rows.
         fields: stored fields by name, a list of one tensor a row.
+        timing: seconds of each phase, as verl measures them.
     """
 
     metrics: dict[str, Any]
     keys: list[str]
     padding: list[int]
     fields: dict[str, list[torch.Tensor]]
+    timing: dict[str, float]
 
     @property
     def grad_norm(self) -> float:
@@ -204,8 +206,9 @@ class LiveTrainer:
             trainer.global_steps = step
             trainer.replay_buffer = StoredBuffer(stored)
             metrics: dict[str, Any] = {}
+            timing: dict[str, float] = {}
             try:
-                batch = trainer._step_once(metrics, {}, len(stored.keys))
+                batch = trainer._step_once(metrics, timing, len(stored.keys))
                 data = tq.kv_batch_get(keys=batch.keys, partition_id="train")
             finally:
                 everything = tq.kv_list("train").get("train", {})
@@ -213,7 +216,7 @@ class LiveTrainer:
                     tq.kv_clear(keys=list(everything), partition_id="train")
         present = {name: list(data[name].unbind()) for name in fields if name in data.keys()}
         padding = [i for i, tag in enumerate(batch.tags) if tag.get("is_padding")]
-        return Outcome(metrics, list(batch.keys), padding, present)
+        return Outcome(metrics, list(batch.keys), padding, present, timing)
 
     def state(self) -> list[torch.Tensor]:
         """Parameters and optimizer state of the actor, as they are now."""

@@ -158,11 +158,11 @@ def test_few_rows_with_a_critic_whose_mini_batch_is_larger(live, stored, kept, h
     else:
         plugin = Decide(lambda b: UpdateDecision(keep=first_rows(b, kept)))
     with with_models(live, critic=True):
-        outcome = live.update(stored, plugins={"p": plugin}, settings={**SMALL, "critic.enable": True})
+        settings = {**SMALL, "critic.enable": True, "algorithm.adv_estimator": "gae"}
+        outcome = live.update(stored, plugins={"p": plugin}, settings=settings)
     assert real_rows(outcome) == kept and len(outcome.keys) == 32
     assert max(per_mini_batch(outcome, 8)) - min(per_mini_batch(outcome, 8)) <= 1
     assert finite(outcome) and outcome.grad_norm > 0
-    assert outcome.metrics["actor/pg_loss"] == outcome.metrics["actor/pg_loss"]
     assert outcome.metrics["critic/grad_norm"] > 0
     assert outcome.metrics["dataflex/kept_frac"] == pytest.approx(kept / len(stored.keys))
 

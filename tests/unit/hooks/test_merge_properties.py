@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataflex_hooks import LabelledDecision, LossCoefficients, UpdateDecision, merge_update
+from dataflex_hooks.keep import FALLBACKS, KeepRules
 
 KINDS = st.sampled_from(["token", "sequence"])
 properties = settings(max_examples=40, deadline=None)
@@ -33,6 +34,7 @@ def cases(draw, batches, normalized_only=False):
                 label,
                 {
                     "mask": draw(st.none() | st.lists(st.booleans(), min_size=size, max_size=size)),
+                    "keep": draw(st.none() | st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))),
                     "weights": draw(st.none() | st.lists(weight, min_size=size, max_size=size)),
                     "normalize": "mean" if normalized_only else draw(st.sampled_from(["mean", "none"])),
                     "update_scale": None if normalized_only else draw(st.none() | st.floats(0, 10)),
@@ -43,30 +45,35 @@ def cases(draw, batches, normalized_only=False):
 
 
 def decide(parts):
-    tensors = {name: torch.tensor(parts[name]) for name in ("mask", "weights") if parts[name] is not None}
+    tensors = {name: torch.tensor(parts[name]) for name in ("mask", "keep", "weights") if parts[name] is not None}
     return UpdateDecision(**{**parts, **tensors})
 
 
-def merge(batch, decisions, kind, mask_scale="none"):
+def merge(batch, decisions, kind, mask_scale="none", rules=None):
     labelled = [LabelledDecision(label, decide(parts)) for label, parts in decisions]
-    return merge_update(labelled, batch, LossCoefficients(kind), mask_scale)
+    return merge_update(labelled, batch, LossCoefficients(kind), mask_scale, rules)
 
 
-@given(data=st.data(), kind=KINDS, mask_scale=st.sampled_from(["none", "kept"]))
+RULES = st.builds(KeepRules, st.none() | st.integers(1, 4) | st.floats(0.1, 0.9), st.sampled_from(FALLBACKS))
+
+
+@given(data=st.data(), kind=KINDS, mask_scale=st.sampled_from(["none", "kept"]), rules=RULES)
 @properties
-def test_plugin_order_does_not_change_a_bit(batches, data, kind, mask_scale):
+def test_plugin_order_does_not_change_a_bit(batches, data, kind, mask_scale, rules):
     rows, decisions = data.draw(cases(batches))
     batch = batches.build(rows)
-    merged = merge(batch, decisions, kind, mask_scale)
-    again = merge(batch, data.draw(st.permutations(decisions)), kind, mask_scale)
+    merged = merge(batch, decisions, kind, mask_scale, rules)
+    again = merge(batch, data.draw(st.permutations(decisions)), kind, mask_scale, rules)
+    assert (merged.in_batch is None) == (again.in_batch is None)
+    assert merged.in_batch is None or torch.equal(merged.in_batch, again.in_batch)
     assert torch.equal(merged.weights, again.weights)
     assert torch.equal(merged.token_mask, again.token_mask)
     assert merged.metrics == again.metrics
 
 
-@given(data=st.data(), kind=KINDS, mask_scale=st.sampled_from(["none", "kept"]))
+@given(data=st.data(), kind=KINDS, mask_scale=st.sampled_from(["none", "kept"]), rules=RULES)
 @properties
-def test_permuted_rows_give_permuted_results(batches, data, kind, mask_scale):
+def test_permuted_rows_give_permuted_results(batches, data, kind, mask_scale, rules):
     rows, decisions = data.draw(cases(batches))
     batch = batches.build(rows)
     order = data.draw(st.permutations(range(len(rows))))
@@ -80,11 +87,13 @@ def test_permuted_rows_give_permuted_results(batches, data, kind, mask_scale):
         return [values[i] for i in index]
 
     moved = [
-        (label, {**parts, "mask": shuffle(parts["mask"]), "weights": shuffle(parts["weights"])})
+        (label, {**parts, **{name: shuffle(parts[name]) for name in ("mask", "keep", "weights")}})
         for label, parts in decisions
     ]
-    merged = merge(batch, decisions, kind, mask_scale)
-    result = merge(shuffled, moved, kind, mask_scale)
+    merged = merge(batch, decisions, kind, mask_scale, rules)
+    result = merge(shuffled, moved, kind, mask_scale, rules)
+    assert (merged.in_batch is None) == (result.in_batch is None)
+    assert merged.in_batch is None or torch.equal(result.in_batch, merged.in_batch[list(order)])
     assert torch.equal(result.weights, merged.weights[tokens])
     assert torch.equal(result.row_keep, merged.row_keep[list(order)])
     assert result.metrics["dataflex/weight_mean"] == merged.metrics["dataflex/weight_mean"]
@@ -95,7 +104,10 @@ def test_permuted_rows_give_permuted_results(batches, data, kind, mask_scale):
 def test_a_constant_normalised_factor_is_exactly_neutral(batches, data, kind, constant):
     rows, decisions = data.draw(cases(batches))
     batch = batches.build(rows)
-    ones = ("neutral", {"mask": None, "weights": [constant] * len(rows), "normalize": "mean", "update_scale": None})
+    ones = (
+        "neutral",
+        {"mask": None, "keep": None, "weights": [constant] * len(rows), "normalize": "mean", "update_scale": None},
+    )
     assert torch.equal(merge(batch, decisions, kind).weights, merge(batch, [*decisions, ones], kind).weights)
 
 
