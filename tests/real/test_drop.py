@@ -224,6 +224,7 @@ def test_nothing_left_falls_back_as_named(live, stored, hook):
         return UpdateDecision(keep=keep, scores=scores)
 
     make = Early if hook == "post_reward" else Decide
+    live.restore()
     before = live.state()
     skipped = live.update(stored, plugins={"p": make(plugin)}, settings=NO_CRITIC)
     assert "actor/grad_norm" not in skipped.metrics and real_rows(skipped) == len(stored.keys)
