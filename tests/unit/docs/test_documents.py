@@ -55,7 +55,7 @@ def test_enough_is_shown() -> None:
     assert len(CONSOLE) >= 12
 
 
-@pytest.mark.parametrize(("english", "chinese"), zip(ENGLISH, CHINESE, strict=True))
+@pytest.mark.parametrize(("english", "chinese"), list(zip(ENGLISH, CHINESE, strict=True)))
 def test_both_languages_show_the_same_code(english: str, chinese: str) -> None:
     def code(document: str) -> list[tuple[str, str]]:
         shown = []

@@ -24,6 +24,7 @@ for variables, code in CASES:
         child = os.fork()
         if child == 0:
             os.dup2(output.fileno(), 2)
+            os.environ.pop("VERL_PLATFORM", None)
             os.environ.update(variables)
             status = 1
             try:
@@ -49,8 +50,9 @@ DRIVER = (
 )
 WITHOUT = (
     "import verl\n"
-    "from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY\n"
-    "assert not [name for name in TRAINER_REGISTRY if name.startswith('dataflex')]\n"
+    "from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, get_trainer_cls\n"
+    "assert TRAINER_REGISTRY and not [name for name in TRAINER_REGISTRY if name.startswith('dataflex')]\n"
+    "get_trainer_cls('dataflex_sync')\n"
 )
 BROKEN = "import dataflex_hooks\ndel dataflex_hooks.HookManager\nimport verl\nimport verl.trainer.ppo.v1\n"
 
@@ -72,8 +74,7 @@ def test_the_published_sanity_check_holds_in_the_driver(outcomes):
 
 def test_without_the_entry_point_verl_knows_no_dataflex_mode(outcomes):
     status, errors = outcomes[1]
-    # Without us there is no CPU platform either, so verl falls back to its own.
-    assert status == 0 or "Unknown platform 'cpu'" in errors, errors
+    assert status != 0 and "ValueError: Unknown trainer 'dataflex_sync'" in errors, errors
 
 
 def test_a_failure_to_register_is_not_hidden(outcomes):
