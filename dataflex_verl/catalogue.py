@@ -187,7 +187,7 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
 
 def messages(entry: Entry) -> list[str]:
     """What ``dataflex check`` says about the entry's example."""
-    from dataflex_verl.commands.check import look_at
+    from dataflex_verl.commands.look import look_at
 
     return [str(problem) for problem in look_at([*GOOD, *entry.overrides]).findings.problems]
 

@@ -116,7 +116,7 @@ def train(
 
 @app.command(help=DEMO_HELP, short_help="Train a tiny model on this CPU and see what a strategy does.")
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 50,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Decides tasks, model and sampling noise.")] = 0,
     strategy: Annotated[
         list[str] | None,

@@ -47,7 +47,7 @@ class Findings:
 
 def find_problems(config: DictConfig, local: bool = False) -> list[Problem]:
     """Everything wrong with a configuration, the loss asked as the run will ask it; see :func:`examine`."""
-    return examine(config, local, _probe).problems
+    return examine(config, local, ask_verl).problems
 
 
 def examine(config: DictConfig, local: bool = False, ask_loss: AskLoss | None = None) -> Findings:
@@ -121,7 +121,7 @@ def _mode_problems(mode: str) -> list[Problem]:
     return [Problem("dataflex", given, accepted, f"add {MODE}=dataflex_sync")]
 
 
-def _probe(config: DictConfig, apply_to: ApplyTo) -> LossCoefficients:
+def ask_verl(config: DictConfig, apply_to: ApplyTo) -> LossCoefficients:
     """Ask verl's loss. The loss cannot be asked where verl refuses its settings; that is a problem like others."""
     from dataflex_hooks import ConfigError
     from dataflex_verl.probe import check_loss

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from dataflex_verl.commands.demo_plan import LEARNING_RATE, BadOption, DemoPlan, choose_strategies
+from dataflex_verl.commands.demo_plan import LEARNING_RATE, STEPS, BadOption, DemoPlan, choose_strategies
 from dataflex_verl.commands.demo_report import STARTING, DemoProgress, show_summary
 from dataflex_verl.commands.demo_run import RunFailed, RunResult, run_environment, train_in_child
 from dataflex_verl.commands.demo_summary import summarize
@@ -31,7 +31,7 @@ FAILED = 1
 class DemoOptions:
     """The options of the command, as given."""
 
-    steps: int = 50
+    steps: int = STEPS
     seed: int = 0
     strategies: tuple[str, ...] = ()
     out: Path | None = None

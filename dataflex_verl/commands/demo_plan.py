@@ -18,10 +18,11 @@ METRICS_VARIABLE = "VERL_FILE_LOGGER_PATH"
 NO_STRATEGY = "none"
 DEFAULT_STRATEGIES = ("difffilter",)
 LEARNING_RATE = 5e-4
-# One pass over the 480 training prompts takes 40 steps, so of 50 steps the first and the last ten see the same ones.
+# One pass over the 360 training prompts takes 30 steps, so of 40 steps the first and the last ten see the same ones.
+STEPS = 40
 PROMPTS_PER_STEP = 12
 ROLLOUTS_PER_PROMPT = 8
-VALIDATION_SAMPLES = 4
+VALIDATION_SAMPLES = 2
 
 
 class BadOption(ValueError):

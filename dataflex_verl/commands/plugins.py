@@ -11,9 +11,11 @@ from typing import Any
 
 import typer
 
-from dataflex_verl.commands.check import REFUSED, look_at
+from dataflex_verl.commands.check import REFUSED
 from dataflex_verl.commands.checks import refusal
 from dataflex_verl.commands.hydra_config import VerlMissing
+from dataflex_verl.commands.lazy_torch import postpone_torch
+from dataflex_verl.commands.look import look_at
 from dataflex_verl.commands.tables import table
 
 
@@ -50,6 +52,7 @@ def plugins(arguments: Sequence[str], every: bool = False, as_json: bool = False
     Returns:
         0, or 2 when the overrides give no configuration. A package that does not load is listed with its error.
     """
+    postpone_torch()
     try:
         active = active_names(arguments)
     except VerlMissing as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from dataflex_verl.commands.hydra_config import CommandLine, CompositionError, VerlMissing, compose_config
+from dataflex_verl.commands.hydra_config import CommandLine, VerlMissing
 from dataflex_verl.local.settings import local_environment, local_overrides, override_key
 
 VERL_MAIN = "verl.trainer.main_ppo"
@@ -62,11 +62,12 @@ def add_local_overrides(given: Sequence[str]) -> list[str]:
 
 
 def check(line: CommandLine, local: bool) -> str | None:
-    """Say why the configuration cannot be used, or return None."""
-    from dataflex_verl.commands.checks import find_problems, refusal
+    """Say everything that is wrong with the configuration, or return None."""
+    from dataflex_verl.commands.checks import ask_verl, refusal
+    from dataflex_verl.commands.look import look_at_line
 
     try:
-        problems = find_problems(compose_config(line), local)
-    except (CompositionError, VerlMissing) as error:
+        problems = look_at_line(line, local, ask_verl).findings.problems
+    except VerlMissing as error:
         return f"dataflex: nothing was started.\n{error}"
     return refusal(problems) if problems else None

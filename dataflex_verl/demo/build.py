@@ -36,7 +36,7 @@ class DemoSettings:
         warm_start: settings of the supervised start, None for its defaults.
     """
 
-    train_per_domain: int = 160
+    train_per_domain: int = 120
     val_per_domain: int = 24
     hidden: int = 64
     layers: int = 2

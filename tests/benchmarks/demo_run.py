@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -27,13 +28,18 @@ from dataflex_verl.local.settings import local_environment
 PARTS = ("gen", "old_log_prob", "update_actor", "adv")
 
 
-def memory_of(process: psutil.Process) -> int:
-    """Bytes of a process and its descendants, shared pages counted once each (PSS)."""
+def memory_of(mark: str) -> int:
+    """Bytes of all processes of a run, a shared page split between those that share it (PSS).
+
+    They are known by a variable of their environment: Ray's workers come from a fork server that is no child of the
+    driver.
+    """
     total = 0
-    for member in [process, *process.children(recursive=True)]:
+    for process in psutil.process_iter():
         try:
-            total += member.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            if mark in process.environ().values():
+                total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return total
 
@@ -42,15 +48,16 @@ def run(command: list[str], directory: Path) -> dict[str, float]:
     """Run to the end; seconds to the first step's record, median step and its parts, peak memory in GiB."""
     directory.mkdir(parents=True)
     metrics = directory / "metrics.jsonl"
-    environment = {**os.environ, **local_environment(), "VERL_FILE_LOGGER_PATH": str(metrics)}
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, **local_environment(), "VERL_FILE_LOGGER_PATH": str(metrics), "BENCHMARK_RUN": mark}
     started = time.perf_counter()
     with (directory / "log.txt").open("w") as log:
         process = subprocess.Popen(command, env=environment, cwd=directory, stdout=log, stderr=subprocess.STDOUT)
-    handle, peak, done = psutil.Process(process.pid), [0], threading.Event()
+    peak, done = [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(5.0):
-            peak[0] = max(peak[0], memory_of(handle))
+            peak[0] = max(peak[0], memory_of(mark))
 
     watcher = threading.Thread(target=watch)
     watcher.start()

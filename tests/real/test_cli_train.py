@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
@@ -84,6 +85,21 @@ def test_train_local_runs_the_published_short_form(demo: DemoFiles, tmp_path: Pa
         assert metrics["dataflex/weight_std"] == pytest.approx(math.sqrt(mean * (1.0 - mean)), abs=1e-6)
         assert metrics["dataflex/weight_kept_mean"] == pytest.approx(1.0, abs=1e-6)
         assert metrics["actor/grad_norm"] > 0.0
+
+
+@pytest.mark.nightly
+def test_the_default_demo_learns_from_an_empty_cache(tmp_path: Path, record_property: Any) -> None:
+    started = time.perf_counter()
+    done = dataflex("demo", "--json", "--cache", str(tmp_path / "cache"), directory=tmp_path)
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    training, validation = (summary[name]["after"] - summary[name]["before"] for name in ("train_reward", "validation"))
+    for name, value in (("seconds", seconds), ("training_rise", training), ("validation_rise", validation)):
+        record_property(name, round(value, 3))
+    record_property("load", [round(value, 1) for value in os.getloadavg()])
+    assert (summary["steps"], summary["window"]) == (40, 10)
+    assert training > 0.1 and validation > 0.05
 
 
 def test_demo_trains_two_steps_and_sums_up(tmp_path: Path) -> None:

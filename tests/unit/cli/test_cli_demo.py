@@ -63,7 +63,7 @@ def training(monkeypatch: pytest.MonkeyPatch, files: DemoFiles) -> Training:
 
 
 def test_default_plan_has_a_strategy_and_passes_the_start_up_checks(files: DemoFiles) -> None:
-    plan = DemoPlan(files, steps=50, seed=0, strategies=choose_strategies(()))
+    plan = DemoPlan(files, steps=40, seed=0, strategies=choose_strategies(()))
     config = compose_config(CommandLine.parse(plan.all_overrides()))
     assert config.trainer.v1.trainer_mode == "dataflex_sync"
     assert find_problems(config, local=True) == []
@@ -72,7 +72,7 @@ def test_default_plan_has_a_strategy_and_passes_the_start_up_checks(files: DemoF
 
 
 def test_plan_without_strategy_is_verl_s_own_trainer(files: DemoFiles) -> None:
-    plan = DemoPlan(files, steps=50, seed=0, strategies=choose_strategies(["none"]))
+    plan = DemoPlan(files, steps=40, seed=0, strategies=choose_strategies(["none"]))
     assert "trainer.v1.trainer_mode=sync" in plan.overrides()
     assert not any("dataflex." in text for text in plan.overrides())
 
@@ -87,7 +87,7 @@ def test_steps_seed_and_learning_rate_reach_verl(files: DemoFiles) -> None:
 
 
 def test_stock_command_is_shell_that_gives_verl_the_same_overrides(files: DemoFiles) -> None:
-    plan = DemoPlan(files, steps=50, seed=0, strategies=("difffilter",))
+    plan = DemoPlan(files, steps=40, seed=0, strategies=("difffilter",))
     words = shlex.split(plan.stock_command().replace("\\\n", " "))
     start = words.index("python")
     assert words[start : start + 3] == ["python", "-m", "verl.trainer.main_ppo"]

@@ -45,7 +45,7 @@ def test_dataflex_mode_with_a_good_block_starts(dataflex: Dataflex, started: Any
     ("overrides", "texts"),
     [
         (["a[="], ["a[="]),
-        (["trainer.total_epoch=1"], ["Could not override 'trainer.total_epoch'"]),
+        (["trainer.total_epoch=1"], ["trainer.total_epoch: got 1", "did you mean 'total_epochs'?"]),
         (["--config-name", "no_such_file"], ["no_such_file"]),
         (SELECT, ["dataflex: got a dataflex block, with trainer.v1.trainer_mode=sync", "dataflex_sync"]),
         (["trainer.v1.trainer_mode=dataflex_colocate_async"], ["'dataflex_colocate_async'", "later version"]),
@@ -78,6 +78,43 @@ def test_every_problem_of_the_block_is_listed(dataflex: Dataflex, started: Any) 
     ):
         assert text in result.output, result.output
     assert "Traceback" not in result.output
+
+
+def test_what_hydra_refuses_and_what_we_refuse_come_at_once_and_as_from_check(dataflex: Dataflex, started: Any) -> None:
+    wrong = [
+        "trainer.v1.trainer_mode=dataflex_snyc",
+        *FULL,
+        "trainer.total_epoch=1",
+        "+trainer.nnodes=2",
+        "+dataflex.scorer.params.treshold=0.5",
+        "+dataflex.warmup_step=-1",
+    ]
+    refused = dataflex("train", *wrong)
+    assert refused.exit_code == 2 and started.command_lines == []
+    for text in (
+        "dataflex: 5 problems in the configuration; nothing was started.",
+        "1. trainer.total_epoch: got 1",
+        "2. trainer.nnodes: got +trainer.nnodes=2",
+        "3. trainer.v1.trainer_mode: got 'dataflex_snyc'",
+        "4. dataflex.warmup_step: got -1",
+        "5. dataflex.scorer.params.treshold: got 0.5",
+    ):
+        assert text in refused.output, refused.output
+    checked = dataflex("check", *wrong)
+    assert (checked.exit_code, checked.stderr) == (2, refused.stderr)
+
+    right = ["trainer.v1.trainer_mode=dataflex_sync", *FULL, "trainer.nnodes=2", "+dataflex.warmup_step=1"]
+    assert dataflex("train", *right).exit_code == 0
+    assert started.command_lines == [right]
+
+
+def test_presets_that_clash_are_refused(dataflex: Dataflex, started: Any) -> None:
+    good = ["trainer.v1.trainer_mode=dataflex_sync", *FULL[-3:]]
+    refused = dataflex("train", *good, "+dataflex=[per,per]")
+    assert refused.exit_code == 2 and started.command_lines == []
+    assert "dataflex: got preset 'per' twice; accepted: each preset once" in refused.output
+    assert dataflex("train", *good, "+dataflex=[per]").exit_code == 0
+    assert len(started.command_lines) == 1
 
 
 def test_local_run_asks_for_files_on_this_machine(dataflex: Dataflex, started: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from dataflex_verl.demo.reward import compute_score
 from dataflex_verl.demo.tasks import DOMAINS, Splits, Task, make_splits, write_parquet
 
-SIZES = {"train_per_domain": 160, "val_per_domain": 24}
+SIZES = {"train_per_domain": 120, "val_per_domain": 24}
 
 
 @pytest.fixture(scope="module", params=range(5))
@@ -44,7 +44,7 @@ def test_validation_problems_are_held_out(splits: Splits) -> None:
 
 
 def test_training_questions_are_unique(splits: Splits) -> None:
-    assert len({task.question for task in splits.train}) == len(splits.train) == 160 * len(DOMAINS)
+    assert len({task.question for task in splits.train}) == len(splits.train) == 120 * len(DOMAINS)
 
 
 def test_neighbouring_rows_share_the_domains_equally(splits: Splits) -> None:
