@@ -1,7 +1,9 @@
-"""What dropping saves: log-prob and update time at a kept share, against the same batch with nothing dropped.
+"""What dropping saves, and what our hooks cost, on the live trainer.
 
-Long responses, many mini-batches, on the live trainer. The cost that does not depend on rows (dispatch, optimizer
-steps of a mini-batch) is measured with one row left and taken off both sides.
+Saved: log-prob and update time at a kept share, against the same batch with nothing dropped, with long responses and
+many mini-batches. The cost that does not depend on rows (dispatch, the pass over one row) is measured with one row left
+and taken off both sides. Cost: `timing_s/dataflex` of stacked presets against verl's own `adv` phase of a plain run on
+the same stored batch.
 
     python -m tests.benchmarks.drop [--rows 160] [--tokens 512] [--rounds 3]
 """
@@ -15,13 +17,17 @@ import statistics
 import tempfile
 from pathlib import Path
 
-import torch
-from tensordict import TensorDict
+from dataflex_verl.local.settings import local_environment
 
-from dataflex_hooks import RewardDecision, hookimpl
-from dataflex_verl.demo.build import build_demo
-from tests.real.conftest import base_overrides
-from tests.real.harness import LiveTrainer, StoredBatch, compose_config, start_ray
+os.environ.update(local_environment())
+
+import torch  # noqa: E402
+
+from dataflex_hooks import RewardDecision, hookimpl  # noqa: E402
+from dataflex_verl import presets  # noqa: E402
+from dataflex_verl.demo.build import build_demo  # noqa: E402
+from tests.real.conftest import base_overrides  # noqa: E402
+from tests.real.harness import LiveTrainer, StoredBatch, compose_config, start_ray  # noqa: E402
 
 PHASES = ("old_log_prob", "update_actor")
 MINI = 8
@@ -46,43 +52,47 @@ class KeepShare:
 
 def long_batch(short: StoredBatch, rows: int, tokens: int) -> StoredBatch:
     """Rows of ``tokens`` random response tokens, with everything else as a real rollout has it."""
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
     generator = torch.Generator().manual_seed(0)
-    picked = [short.fields[i % len(short.keys)] for i in range(rows)]
     vocabulary = int(short.fields["responses"].values().max()) + 1
-    responses = [torch.randint(3, vocabulary, (tokens,), generator=generator) for _ in range(rows)]
-    prompts = [row["prompts"] for row in picked]
-    ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
-    rewards = [torch.zeros(tokens) for _ in range(rows)]
-    for row in rewards:
-        row[-1] = float(torch.rand(1, generator=generator) > 0.5)
-    ones = [torch.ones(tokens, dtype=torch.int64) for _ in range(rows)]
-    nested = {
-        "prompts": prompts,
-        "responses": responses,
-        "input_ids": ids,
-        "position_ids": [torch.arange(len(row)) for row in ids],
-        "response_mask": ones,
-        "loss_mask": ones,
-        "rm_scores": rewards,
-        "rollout_log_probs": [torch.full((tokens,), -1.0) for _ in range(rows)],
+    fields, tags = [], []
+    for number in range(rows):
+        source = number % len(short.keys)
+        row = {name: short.fields[source][name] for name in short.fields.keys()}
+        response = torch.randint(3, vocabulary, (tokens,), generator=generator)
+        ids, ones = torch.cat([row["prompts"], response]), torch.ones(tokens, dtype=torch.int64)
+        rewards = torch.zeros(tokens)
+        rewards[-1] = float(torch.rand(1, generator=generator) > 0.5)
+        row.update(
+            responses=response,
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            position_ids=torch.arange(len(ids)),
+            response_mask=ones,
+            loss_mask=ones,
+            rm_scores=rewards,
+            rollout_log_probs=torch.full((tokens,), -1.0),
+        )
+        fields.append(row)
+        lengths = {"prompt_len": len(row["prompts"]), "response_len": tokens, "seq_len": len(ids)}
+        tags.append({**short.tags[source], **lengths})
+    keys = [f"group{number // MINI}_{number % MINI}_0" for number in range(rows)]
+    return StoredBatch(keys, tags, list_of_dict_to_tensordict(fields))
+
+
+def our_time(live: LiveTrainer, stored: StoredBatch, rounds: int) -> dict[str, float]:
+    """Milliseconds of our hooks with stacked presets, and of verl's `adv` phase without us; medians."""
+    block = {"plugins": {**presets.block("difffilter")["plugins"], **presets.block("per")["plugins"]}}
+    ours, verls = [], []
+    for _ in range(rounds):
+        ours.append(live.update(stored, block).metrics["timing_s/dataflex"])
+        verls.append(live.update(stored, plain=True).timing["adv"])
+    ms = {"ours_ms": statistics.median(ours) * 1e3, "verls_adv_ms": statistics.median(verls) * 1e3}
+    return {
+        **{name: round(value, 2) for name, value in ms.items()},
+        "ratio": round(ms["ours_ms"] / ms["verls_adv_ms"], 2),
     }
-    positions = [i % len(short.keys) for i in range(rows)]
-    columns = {name: short.fields[name] for name in short.fields.keys() if name not in nested}
-    fields = TensorDict(
-        {name: torch.nested.as_nested_tensor(value, layout=torch.jagged) for name, value in nested.items()},
-        batch_size=rows,
-    )
-    for name, column in columns.items():
-        if not (isinstance(column, torch.Tensor) and column.is_nested):
-            fields[name] = (
-                torch.stack([column[i] for i in positions]) if isinstance(column, torch.Tensor) else column[0]
-            )
-    keys = [f"group{i // MINI}_{i % MINI}_0" for i in range(rows)]
-    tags = [
-        {**short.tags[p], "prompt_len": len(prompts[i]), "response_len": tokens, "seq_len": len(ids[i])}
-        for i, p in enumerate(positions)
-    ]
-    return StoredBatch(keys, tags, fields)
 
 
 def main() -> None:
@@ -106,7 +116,8 @@ def main() -> None:
 
         tq.init(config.transfer_queue)
         live = LiveTrainer(config, Path(directory))
-        stored = long_batch(live.collect(), options.rows, options.tokens)
+        short = live.collect()
+        stored = long_batch(short, options.rows, options.tokens)
 
         def seconds(share: float) -> float:
             plugins = None if share == 1 else {"p": KeepShare(share)}
@@ -124,6 +135,8 @@ def main() -> None:
             "seconds": {f"kept {share:.3g}": round(value, 2) for share, value in times.items()},
             "ratio": {f"kept {share}": round((times[share] - fixed) / (times[1.0] - fixed), 3) for share in (0.5, 0.1)},
             "ratio_with_fixed_cost": {f"kept {share}": round(times[share] / times[1.0], 3) for share in (0.5, 0.1)},
+            "our_time_short_batch": our_time(live, short, 5),
+            "our_time_long_batch": our_time(live, stored, options.rounds),
             "load": round(os.getloadavg()[0], 1),
         }
         print(json.dumps(result, indent=1))
