@@ -7,12 +7,13 @@ classes. It knows no strategy: it calls the hook manager and applies the merged 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, open_dict
 
 from dataflex_hooks import HookManager, LossCoefficients, StepContext
-from dataflex_verl import bridge, drop
+from dataflex_verl import bridge, checkpoint, drop, state_files
 from dataflex_verl.apply import StepState, apply_reward, apply_update
 from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
@@ -42,6 +43,8 @@ class DataFlexTrainer:
             config.trainer.v1.trainer_mode = base_mode
         self._last_metrics: dict[str, Any] = {}
         self._state = StepState()
+        self._checkpoints = checkpoint.Kept()
+        self._just_saved: Path | None = None
         super().__init__(config)
 
     # ---------------------------------------------------------------- verl's step
@@ -98,6 +101,29 @@ class DataFlexTrainer:
             actor_mini=self.config.actor_rollout_ref.actor.ppo_mini_batch_size * n if updates_actor else None,
             critic_mini=self.config.critic.ppo_mini_batch_size * n if self.use_critic else None,
         )
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's part, which ends with the tracker file that a run resumes by.
+        if self.hooks.labels:
+            folder = checkpoint.step_folder(self.config, self.global_steps)
+            self._just_saved = state_files.write(folder, self.hooks, self.global_steps, self._last_metrics)
+        super()._save_checkpoint()
+        if self._just_saved is not None:
+            self._checkpoints.add(self._just_saved, self.config, self.use_critic)
+
+    def _load_checkpoint(self) -> None:
+        folder = checkpoint.resume_folder(self.config)
+        super()._load_checkpoint()
+        if folder is not None:
+            self._last_metrics = checkpoint.restore(folder, self.hooks)
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        if self._just_saved is not None:
+            state_files.write_metrics(self._just_saved, self.global_steps, metrics)
+            self._just_saved = None
 
     # ---------------------------------------------------------------- hooks
 
