@@ -117,6 +117,10 @@ class HookManager:
         """Labels in call order."""
         return tuple(self._entries)
 
+    def origin(self, label: str, hook: str, step: int) -> Origin:
+        """Return what an error of the plugin under ``label`` says about where it happened; for the host."""
+        return self._entries[label].origin(hook, step)
+
     def plan(self) -> list[dict[str, Any]]:
         """Describe the plugins in call order, in plain values: what runs, from where, when, and what it may decide."""
         return [entry.describe() for entry in self._entries.values()]

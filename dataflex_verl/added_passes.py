@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from dataflex_verl.added_rows import ADDED
+from dataflex_verl.bridge import RowValues, jagged
 
 Pass = Callable[[KVBatchMeta, dict], KVBatchMeta]
 
@@ -72,7 +73,9 @@ def advantage(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfig) 
     data = tq.kv_batch_get(keys=added, partition_id=batch.partition_id, select_fields=names)
     mask = data["response_mask"]
     of_row = {key: tag[ADDED]["advantages"] for key, tag in zip(batch.keys, batch.tags, strict=True) if ADDED in tag}
-    advantages = _like(mask, torch.tensor([value for key in added for value in of_row[key]], dtype=torch.float32))
+    advantages = jagged(
+        torch.tensor([value for key in added for value in of_row[key]], dtype=torch.float32), mask.offsets()
+    )
     fields = {"advantages": advantages, "returns": data["values"] if "values" in data.keys() else advantages.clone()}
     if config.algorithm.use_kl_in_reward:
         fields["token_level_rewards"] = data["rm_scores"]
@@ -81,17 +84,33 @@ def advantage(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfig) 
     return replace(batch, fields=sorted({*(result.fields or ()), *(stored.fields or ())}), extra_info=result.extra_info)
 
 
-def scale(batch: KVBatchMeta, factor: float, apply_to: str) -> KVBatchMeta:
-    """Multiply the added rows' part of the policy gradient by ``factor``, as ``update_scale`` does with all of it.
+def join(
+    batch: KVBatchMeta, weights: RowValues, factor: torch.Tensor | None, update_scale: float, apply_to: str
+) -> tuple[RowValues, torch.Tensor | None]:
+    """Put the added rows behind those whose weights are about to be written.
 
-    To be called after weights have been written: every row of a batch has the field or none.
+    Masks and weights are decisions about rows that plugins have seen; ``update_scale`` is one about the whole gradient.
+
+    Args:
+        batch: the rows of the update.
+        weights: of the rows that plugins have seen.
+        factor: (T,) what is stored for these and multiplied in: verl's weights, or the advantages; None without.
+        update_scale: factor on the whole gradient.
+        apply_to: ``"weights"`` or ``"advantages"``.
+
+    Returns:
+        Weights and factor of both.
     """
     added = added_keys(batch)
-    if not added or factor == 1.0:
-        return batch
     name = "advantages" if apply_to == "advantages" else "rollout_is_weights"
-    data = tq.kv_batch_get(keys=added, partition_id=batch.partition_id, select_fields=[name])
-    return replace(batch, fields=_put(batch, added, {name: data[name] * factor}).fields)
+    names = ["response_mask", *([] if factor is None else [name])]
+    data = tq.kv_batch_get(keys=added, partition_id=batch.partition_id, select_fields=names)
+    lengths = data["response_mask"].offsets().diff()
+    scale = torch.full((int(lengths.sum()),), update_scale, dtype=weights.values.dtype)
+    joined = RowValues(
+        [*weights.keys, *added], torch.cat([weights.lengths, lengths]), torch.cat([weights.values, scale])
+    )
+    return joined, factor if factor is None else torch.cat([factor, data[name].values()])
 
 
 def _without(batch: KVBatchMeta, keys: list[str]) -> KVBatchMeta:
@@ -144,15 +163,7 @@ def _log_prob_metrics(batch: KVBatchMeta, config: DictConfig) -> dict[str, Any]:
 
 def _from_padded(like: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
     lengths = like.offsets().diff()
-    return _like(like, padded[torch.arange(padded.shape[1]) < lengths.unsqueeze(1)])
-
-
-def _like(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    offsets = like.offsets()
-    lengths = offsets.diff()
-    return torch.nested.nested_tensor_from_jagged(
-        values.contiguous(), offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
-    )
+    return jagged(padded[torch.arange(padded.shape[1]) < lengths.unsqueeze(1)], like.offsets())
 
 
 def _put(batch: KVBatchMeta, keys: list[str], fields: dict[str, torch.Tensor]) -> KVBatchMeta:

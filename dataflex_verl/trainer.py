@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, open_dict
 
-from dataflex_hooks import HookManager, LossCoefficients, StepContext
-from dataflex_verl import bridge, checkpoint, drop, state_files
-from dataflex_verl.apply import StepState, apply_reward, apply_update
+from dataflex_hooks import HookManager, LossCoefficients, MergedReward, StepContext
+from dataflex_verl import added_passes, added_rows, bridge, checkpoint, drop, state_files
+from dataflex_verl.apply import StepState, apply_reward, apply_update, refuse_shuffle
 from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
 from dataflex_verl.startup import MODES, prepare_with
@@ -60,14 +60,21 @@ class DataFlexTrainer:
         if self.hooks.active("post_reward", self.global_steps):
             batch = self._post_reward(batch, metrics)
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
-        return drop.spread(batch, self._shape()) if self._state.dropped else batch
+        if self._state.resized:
+            batch = drop.spread(batch, self._shape())
+        return added_passes.mark(batch) if self._state.added else batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        run = super()._compute_old_log_prob
+        return added_passes.old_log_prob(run, batch, metrics, self.config) if self._state.added else run(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         extra_info = dict(batch.extra_info or {})
-        batch = super()._compute_advantage(batch, metrics)
+        run = super()._compute_advantage
+        batch = added_passes.advantage(run, batch, metrics, self.config) if self._state.added else run(batch, metrics)
         if self._state.advantages is not None:
             batch = self._state.advantages.restore(batch)
-        if self.hooks.active("post_advantage", self.global_steps) or self._state.dropped:
+        if self.hooks.active("post_advantage", self.global_steps) or self._state.resized:
             batch.extra_info = extra_info | (batch.extra_info or {})
             batch = self._post_advantage(batch, metrics)
         return batch
@@ -75,7 +82,7 @@ class DataFlexTrainer:
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         if self._state.skip_update:
             return batch
-        if not self._state.dropped:
+        if not self._state.resized:
             return super()._update_critic(batch, metrics)
         shape = self._shape()
         super()._update_critic(drop.with_real_rows(batch, shape, shape.critic_mini), metrics)
@@ -84,7 +91,7 @@ class DataFlexTrainer:
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         if self._state.skip_update:
             return batch
-        if not self._state.dropped:
+        if not self._state.resized:
             return super()._update_actor(batch, metrics)
         shape = self._shape()
         super()._update_actor(drop.with_real_rows(batch, shape, shape.actor_mini), metrics)
@@ -152,10 +159,25 @@ class DataFlexTrainer:
             self._state.generated = merged.generated
             batch, more = apply_reward(batch, rows, merged, self._state, self.config)
             metrics.update(more)
+            batch = self._add(batch, merged, metrics)
         metrics["dataflex/applied"] = float(self.hooks.config.apply)
         metrics["dataflex/skip_update"] = float(merged.skip_update or self._state.skip_update)
         metrics["timing_s/dataflex"] = time.perf_counter() - started
         return batch
+
+    def _add(self, batch: KVBatchMeta, merged: MergedReward, metrics: dict) -> KVBatchMeta:
+        if not merged.add:
+            return batch
+        refuse_shuffle(self.config)
+        step = self.global_steps
+        limits = added_rows.Limits.of(self.config, self.tokenizer)
+        rows = added_rows.resolve(
+            merged.add, limits, self.tokenizer, lambda label: self.hooks.origin(label, "post_reward", step)
+        )
+        self._state.added = self._state.resized = True
+        metrics["dataflex/added_rows"] = float(len(rows))
+        domain_key = str(self.hooks.config.shared.get("domain_key", "domain"))
+        return added_rows.put(batch, rows, step, self.local_trigger_step, domain_key)
 
     def _post_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         started = time.perf_counter()
