@@ -29,6 +29,7 @@ _REFUSED = {
     "teacher_ids": "distillation needs the teacher's tokens",
     "teacher_logprobs": "distillation needs the teacher's log-probs",
 }
+_OF_DATASET = object()
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,8 @@ def put(batch: KVBatchMeta, rows: Sequence[TokenRow], step: int, local_update: i
     """Store rows behind those of a batch that verl has not balanced yet.
 
     Every field that the batch's first row has is there: token fields from the row itself, ``uid`` of its own, the
-    domain under ``domain_key``, dictionaries empty, other columns None, the generation's versions as the first row's.
+    domain under ``domain_key``, dictionaries empty, tensors of the dataset 0, other columns None, the generation's
+    versions as the first row's.
 
     Returns:
         The enlarged batch.
@@ -183,6 +185,9 @@ def put(batch: KVBatchMeta, rows: Sequence[TokenRow], step: int, local_update: i
     uids = [f"added-{step:08d}-{local_update}-{number:06d}" for number in range(len(rows))]
     keys = [f"{uid}_0_0" for uid in uids]
     fields = [_fields(row, template, uid, domain_key) for row, uid in zip(rows, uids, strict=True)]
+    _refuse_per_token(batch, [name for name, value in fields[0].items() if value is _OF_DATASET])
+    for field in fields:
+        field.update({name: torch.zeros_like(template[name]) for name, value in field.items() if value is _OF_DATASET})
     tags = [_tag(row, batch.tags[0]) for row in rows]
     tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(fields), tags=tags)
     return KVBatchMeta(
@@ -236,9 +241,18 @@ def _field(name: str, of_template: Any, known: Mapping[str, Any], row: TokenRow)
     if not isinstance(of_template, torch.Tensor):
         # The versions of the weights that generated the row stand in here; verl's metrics read them.
         return copy.deepcopy(of_template) if name == "extra_fields" else _empty(of_template)
-    if of_template.dim() == 0:
-        return torch.zeros_like(of_template)
-    raise ValueError(f"rows cannot be added: the run stores the tensor field {name!r}, unknown to this version")
+    return _OF_DATASET
+
+
+def _refuse_per_token(batch: KVBatchMeta, names: list[str]) -> None:
+    # A tensor of the dataset has one shape in every row (verl's own ``dummy_tensor``); what varies belongs to tokens.
+    if not names:
+        return
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+    for name in names:
+        lengths = data[name].offsets().diff() if data[name].is_nested else torch.zeros(1)
+        if bool((lengths != lengths[0]).any()):
+            raise ValueError(f"rows cannot be added: what stands for them in the field {name!r} is not known")
 
 
 def _empty(of_template: Any) -> Any:
