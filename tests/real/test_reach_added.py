@@ -77,7 +77,9 @@ def enlarged(rows: StoredBatch, outcome, weights=None) -> list[tuple[list[int], 
     advantages = own_of(outcome, "advantages")
     prompts, responses = (list(rows.fields[name].unbind()) for name in ("prompts", "responses"))
     examples = [
-        (prompts[i].tolist(), responses[i].tolist(), advantages[key].tolist()) for i, key in enumerate(rows.keys)
+        (prompts[i].tolist(), responses[i].tolist(), advantages[key].tolist())
+        for i, key in enumerate(rows.keys)
+        if key in advantages
     ]
     given = [(FIRST, [1.5] * 4), (SECOND, [-0.5, 2.0])]
     for (row, factors), scale in zip(given, weights or ([1.0] * 4, [1.0] * 2), strict=True):
@@ -220,6 +222,40 @@ def test_update_scale_scales_added_rows_too_and_masks_leave_them(live, rows):
     alone = live.update(rows, plugins={"add": add, "mask": nothing})
     assert 0.0 < alone.grad_norm != pytest.approx(plain.grad_norm, rel=1e-2)
     assert live.update(rows, plugins={"mask": nothing}).grad_norm == 0.0
+
+
+class KeepFirst:
+    """Drops all rows but the first ``early`` before the log-prob passes, and all but ``late`` before the updates."""
+
+    provides = {"keep"}
+    requires = {"post_reward": ("rm_scores",), "post_advantage": ("advantages",)}
+
+    def __init__(self, early: int, late: int) -> None:
+        self.early, self.late = early, late
+
+    @hookimpl
+    def post_reward(self, batch: Any, ctx: Any) -> RewardDecision:
+        return RewardDecision(keep=torch.arange(batch.bs) < self.early)
+
+    @hookimpl
+    def post_advantage(self, batch: Any, ctx: Any) -> UpdateDecision:
+        return UpdateDecision(keep=torch.arange(batch.bs) < self.late)
+
+
+@pytest.mark.parametrize(("early", "late", "size"), [(64, 64, 128), (30, 64, 64), (64, 30, 64)])
+def test_rows_added_beside_a_drop_fill_the_mini_batches(live, stored, demo, early, late, size):
+    # Only settings that compute the baselines of whole groups: the critic is off.
+    settings = {"critic.enable": False}
+    plugins = {"add": Add(FIRST, SECOND), "first": KeepFirst(early, late)}
+    small = {**settings, "actor_rollout_ref.actor.ppo_mini_batch_size": 2}
+    outcome = live.update(stored, plugins=plugins, settings=small, fields=FIELDS)
+    trained = [bool(mask.any()) for mask in outcome.fields["response_mask"]]
+    counts = [sum(trained[i : i + 16]) for i in range(0, len(trained), 16)]
+    assert sum(counts) == min(early, late) + 2 and max(counts) - min(counts) <= 1
+    if size == 64:
+        outcome = live.update(stored, plugins=plugins, settings=settings, fields=FIELDS)
+        assert len(outcome.keys) == size
+        assert outcome.grad_norm == pytest.approx(gradient_norm(demo.model_dir, enlarged(stored, outcome)), rel=1e-4)
 
 
 def test_several_plugins_add_in_an_order_that_is_not_theirs(live, rows):
