@@ -61,7 +61,8 @@ def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
         A RewardDecision. New rewards, (bs,) or per token, come in place of the old. One owner: the plugin says
         ``provides = {"rewards"}``, two that do are refused at start. The owner runs first, the others see its rewards.
         A row stays in the batch if every plugin's ``keep`` says so; every plugin sees all rows, whatever another drops.
-        Rows to add are taken from all plugins. None changes nothing.
+        Rows to ``add`` are taken from all plugins, in order of their labels; they are trained on with the advantages
+        they bring, and no plugin sees them. None changes nothing.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pluggy
 from omegaconf import DictConfig
 
-from dataflex_hooks import hookspecs
+from dataflex_hooks import hookspecs, state
 from dataflex_hooks.batch import ALIASES, RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import DataFlexConfig, read
@@ -22,6 +22,7 @@ from dataflex_hooks.markers import GROUP
 from dataflex_hooks.merge import MergedUpdate, merge_resolved
 from dataflex_hooks.merge_reward import Generated, MergedReward, merge_reward
 from dataflex_hooks.resolve import ResolvedReward, ResolvedUpdate, resolve_rewards, resolve_update
+from dataflex_hooks.state import Restored, SavedPlugin
 
 _log = logging.getLogger("dataflex_hooks")
 R = TypeVar("R")
@@ -115,6 +116,10 @@ class HookManager:
     def labels(self) -> tuple[str, ...]:
         """Labels in call order."""
         return tuple(self._entries)
+
+    def origin(self, label: str, hook: str, step: int) -> Origin:
+        """Return what an error of the plugin under ``label`` says about where it happened; for the host."""
+        return self._entries[label].origin(hook, step)
 
     def plan(self) -> list[dict[str, Any]]:
         """Describe the plugins in call order, in plain values: what runs, from where, when, and what it may decide."""
@@ -246,19 +251,32 @@ class HookManager:
         results = self._pluggy.subset_hook_caller(hook, remove_plugins=others)(**arguments)
         return results[0] if results else None
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of every plugin that has a ``state_dict`` method, by label."""
-        return {label: e.plugin.state_dict() for label, e in self._entries.items() if hasattr(e.plugin, "state_dict")}
+    def state_dict(self, step: int = 0) -> dict[str, SavedPlugin]:
+        """Return every plugin as a checkpoint of ``step`` keeps it, with its state where it has any, by label.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give every plugin its saved state; warn of state without a plugin and of plugins without state."""
-        stateful = {label: e.plugin for label, e in self._entries.items() if hasattr(e.plugin, "load_state_dict")}
-        for label in sorted(state.keys() - stateful.keys()):
-            _log.warning("the checkpoint has state of plugin %r, which this run does not have: it is dropped", label)
-        for label in sorted(stateful.keys() - state.keys()):
-            _log.warning("the checkpoint has no state of plugin %r: it starts afresh", label)
-        for label in sorted(stateful.keys() & state.keys()):
-            stateful[label].load_state_dict(state[label])
+        Raises:
+            PluginError: a plugin's ``state_dict`` failed, or holds a value that cannot be stored.
+        """
+        return state.collect(self._entries.values(), self._disabled, step)
+
+    def state_problems(self, saved: Mapping[str, SavedPlugin], place: str) -> list[Problem]:
+        """Return what keeps this run from resuming with the plugins of the checkpoint at ``place``."""
+        return state.problems(self._entries.values(), saved, self.config.resume, place)
+
+    def load_state_dict(self, saved: Mapping[str, SavedPlugin], step: int = 0, place: str = "") -> Restored:
+        """Give every plugin its state of the checkpoint ``place``, written at ``step``.
+
+        Raises:
+            ConfigError: ``dataflex.resume`` is strict and the plugins with state are not the same.
+            PluginError: a plugin could not take its state.
+        """
+        if self.config.resume == "fresh":
+            saved = {}
+        if problems := self.state_problems(saved, place):
+            raise ConfigError(problems)
+        restored = state.restore(self._entries.values(), saved, step)
+        self._disabled |= set(restored.disabled)
+        return restored
 
 
 def _refuse_mutation(batch: RolloutBatch, origin: Origin, cause: Exception | None) -> None:

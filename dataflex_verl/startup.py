@@ -8,6 +8,7 @@ from types import MappingProxyType
 from omegaconf import DictConfig, OmegaConf
 
 from dataflex_hooks import ConfigError, HookManager, LossCoefficients
+from dataflex_verl import checkpoint
 from dataflex_verl.drop_checks import drop_problems
 from dataflex_verl.losses import ApplyTo, estimator_of
 
@@ -48,6 +49,7 @@ def prepare_with(config: DictConfig, ask_loss: AskLoss) -> tuple[HookManager, Lo
             problems += error.problems
     if hooks is not None:
         problems += drop_problems(hooks, config)
+        problems += checkpoint.problems(config, hooks)
     if problems or hooks is None:
         raise ConfigError(problems)
     return hooks, coefficients

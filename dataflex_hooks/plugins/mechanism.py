@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -44,6 +44,32 @@ def build_pair(
     if problems or built_scorer is None:
         raise ConfigError(problems)
     return built_scorer, built_actuator
+
+
+class PairState:
+    """State of a mechanism plugin: that of its scorer and of its actuator, where they have a ``state_dict``."""
+
+    def _components(self) -> dict[str, Any]:
+        pair = {role: getattr(self, role) for role in ("scorer", "actuator")}
+        return {role: component for role, component in pair.items() if hasattr(component, "state_dict")}
+
+    @property
+    def stateful(self) -> bool:
+        """Whether there is anything to save."""
+        return bool(self._components())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the components' states under ``scorer`` and ``actuator``."""
+        return {role: component.state_dict() for role, component in self._components().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the components their states; raises ValueError when ``state`` is of other components."""
+        components = self._components()
+        if state.keys() != components.keys():
+            saved, here = (", ".join(sorted(names)) or "nothing" for names in (state, components))
+            raise ValueError(f"the saved state is that of {saved}, and here {here} has state")
+        for role, component in components.items():
+            component.load_state_dict(state[role])
 
 
 def _timing_problems(scorer: Scorer) -> list[Problem]:

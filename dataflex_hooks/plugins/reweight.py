@@ -11,12 +11,12 @@ from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import UpdateDecision
 from dataflex_hooks.errors import ConfigError, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import hookimpl
-from dataflex_hooks.plugins.mechanism import build_pair, pair_fields, scores_for
+from dataflex_hooks.plugins.mechanism import PairState, build_pair, pair_fields, scores_for
 
 _NORMALIZE = ("mean", "none")
 
 
-class ReweightPlugin:
+class ReweightPlugin(PairState):
     """Weight the policy-gradient terms of responses or tokens.
 
     Args:

@@ -14,14 +14,14 @@ from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import RewardDecision, UpdateDecision
 from dataflex_hooks.errors import ConfigError, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import hookimpl
-from dataflex_hooks.plugins.mechanism import build_pair, earliest_hook, pair_fields, scores_for
+from dataflex_hooks.plugins.mechanism import PairState, build_pair, earliest_hook, pair_fields, scores_for
 
 _EFFECTS = ("mask", "drop")
 _ADVANTAGES = ("kept", "group")
 _TERMS = ("kl", "entropy")
 
 
-class SelectPlugin:
+class SelectPlugin(PairState):
     """Mask, or drop, the sessions that the selector does not keep.
 
     A session is kept, with all its rows, when the selector keeps one of its rows. A mask saves no compute, and without
