@@ -14,7 +14,7 @@ from dataflex_hooks.errors import FieldError
 from dataflex_hooks.parameters import ParameterChecks
 
 REWARD = "reward"
-"""The signal that stands for the raw reward, before any KL penalty; also when the reward function returns such a key."""
+"""The signal that stands for the raw reward, before any KL penalty; even where a reward function returns such a key."""
 _STORED = "extra_fields"
 _INFO = "reward_extra_info"
 

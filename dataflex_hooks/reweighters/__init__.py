@@ -12,5 +12,12 @@ from dataflex_hooks.reweighters import (
 )
 
 __all__ = [
-    "advantage_reweight", "curve", "difficulty_band", "difficulty_length", "high_entropy", "per_advantage", "pf_ppo", "softmax",
+    "advantage_reweight",
+    "curve",
+    "difficulty_band",
+    "difficulty_length",
+    "high_entropy",
+    "per_advantage",
+    "pf_ppo",
+    "softmax",
 ]

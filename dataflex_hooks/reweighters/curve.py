@@ -23,10 +23,10 @@ class Curve(Reweighter):
     """``w(p) = f(p) / F(p)``: (bs,) float64, as it is (``normalize: none``).
 
     CurveRL (arXiv 2605.24331, algorithm 1; checked against the authors' code): f and F are the share of prompts in the
-    same bin as p, and in that bin or below, in the histogram of the pass rates of the ``history`` steps before this one.
-    The first step, and any with ``history`` 0, is compared with itself. Prompts never or always solved are left out of
-    the histogram and get 0; so does one in a bin that was empty. Their advantage is 0 under a group baseline anyway. The
-    paper pairs it with advantages that are not divided by the group's deviation
+    same bin as p, and in that bin or below, in the histogram of the pass rates of the ``history`` steps before this
+    one. The first step, and any with ``history`` 0, is compared with itself. Prompts never or always solved are left
+    out of the histogram and get 0 (their advantage is 0 under a group baseline anyway); so does one in a bin that was
+    empty. The paper pairs it with advantages that are not divided by the group's deviation
     (``algorithm.norm_adv_by_std_in_grpo=False``).
 
     A score is taken as a pass rate, averaged over the group; below 0 counts as 0, above 1 as 1.

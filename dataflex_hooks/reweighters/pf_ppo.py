@@ -42,6 +42,7 @@ class PfPpo(Reweighter):
         self.k = checks.number("k", k, at_least=0)
         self.over = checks.choice("over", over, ("batch", "group"))
         checks.finish()
+        self.needs_groups = self.over == "group"
 
     def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:
         """Return (bs,) weights for (bs,) scores."""

@@ -12,5 +12,12 @@ from dataflex_hooks.scorers import (
 )
 
 __all__ = [
-    "advantage_magnitude", "failed", "group_solve_rate", "reward_difficulty", "token_entropy", "token_prob", "truncated", "vcrl",
+    "advantage_magnitude",
+    "failed",
+    "group_solve_rate",
+    "reward_difficulty",
+    "token_entropy",
+    "token_prob",
+    "truncated",
+    "vcrl",
 ]

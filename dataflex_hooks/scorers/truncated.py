@@ -16,7 +16,7 @@ from dataflex_hooks.segments import segment_max
 
 @register_scorer("truncated")
 class Truncated(Scorer):
-    """1 for a session with an output of at least ``max_length`` tokens, tokens of tools included, else 0: (bs,) float32.
+    """1 for a session with an output of ``max_length`` tokens or more, those of tools included, else 0: (bs,) float32.
 
     verl cuts responses at the limit and keeps no reason why generation ended, so a response that ends by itself on the
     very last token counts as truncated too. Masking them is the overlong filtering of DAPO (arXiv 2503.14476, section

@@ -9,5 +9,9 @@ from dataflex_hooks.selectors import (
 )
 
 __all__ = [
-    "dapo", "gfpo", "max_variance", "threshold_band", "topk_fraction",
+    "dapo",
+    "gfpo",
+    "max_variance",
+    "threshold_band",
+    "topk_fraction",
 ]

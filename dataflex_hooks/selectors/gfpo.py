@@ -40,7 +40,9 @@ class Gfpo(Selector):
         self.metric = checks.choice("metric", metric, ("short", "efficiency"))
         checks.finish()
         if rollouts is not None and rollouts > 1 and self.k >= rollouts:
-            checks.refuse("k", k, f"an integer below actor_rollout_ref.rollout.n, which is {rollouts}: all are kept else")
+            checks.refuse(
+                "k", k, f"an integer below actor_rollout_ref.rollout.n, which is {rollouts}: all are kept else"
+            )
         checks.finish()
 
     def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:

@@ -73,7 +73,9 @@ def _lowest_to_keep(
     above[group, place] = ranked
     above -= np.take_along_axis(above, (sizes - 1)[:, None], axis=1)
     above[np.arange(width) >= sizes[:, None]] = 0.0
-    sums, squares = (np.concatenate([np.zeros((len(sizes), 1)), np.cumsum(x, axis=1)], axis=1) for x in (above, above**2))
+    sums, squares = (
+        np.concatenate([np.zeros((len(sizes), 1)), np.cumsum(x, axis=1)], axis=1) for x in (above, above**2)
+    )
     a = np.arange(int(kept.max(initial=0)) + 1)
     possible = a <= kept[:, None]
     top = np.where(possible, kept[:, None] - a, 0)
@@ -88,4 +90,5 @@ def _lowest_to_keep(
 
     variance = np.where(possible, kept[:, None] * of_subset(squares) - of_subset(sums) ** 2, -np.inf)
     largest = variance.max(axis=1, keepdims=True)
-    return (variance >= largest - _EQUAL * np.abs(largest)).argmax(axis=1).astype(np.int64)
+    best: NDArray[np.int64] = (variance >= largest - _EQUAL * np.abs(largest)).argmax(axis=1).astype(np.int64)
+    return best

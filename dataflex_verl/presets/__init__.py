@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -51,4 +52,5 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 def _hydra_value(value: Any) -> str:
     if isinstance(value, str):
         return value if _PLAIN.fullmatch(value) else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return json.dumps(value)
+    # Hydra's grammar has inf and nan, JSON has Infinity.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else json.dumps(value)
