@@ -1,7 +1,8 @@
 """Numbers that change with the training step: ``{0: 1.0, 100: 0.5}`` in the place of a parameter's constant value.
 
 Between two knots the value moves on a straight line, before the first and after the last it stays. The longer form
-names another shape: ``{shape: step, at: {0: 1.0, 100: 0.5}}``; ``step`` jumps at each knot, ``cosine`` eases in and out.
+names another shape, ``{shape: step, at: {0: 1.0, 100: 0.5}}``. ``step`` jumps at each knot, ``cosine`` starts and ends
+gently.
 """
 
 from __future__ import annotations

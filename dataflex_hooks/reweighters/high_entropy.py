@@ -20,8 +20,8 @@ class HighEntropy(Reweighter):
     """1 for tokens with a score at or above the (1 - ``rho``) quantile of the step, else 0: (T,) float32.
 
     With ``token_entropy`` this is arXiv 2506.01939 (section 5): policy gradients of the ``rho`` share of tokens with
-    the highest entropy. The quantile is taken over all valid tokens of the global batch; tokens equal to it are all kept.
-    Its weights act as they are (``normalize: none``): normalised, a token that is kept would count 1 / rho.
+    the highest entropy. The quantile is taken over all valid tokens of the global batch, and tokens equal to it are all
+    kept. Its weights act as they are (``normalize: none``): normalised, a token that is kept would count 1 / rho.
 
     Args:
         rho: share of tokens to keep, in (0, 1].

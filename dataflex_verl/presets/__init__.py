@@ -43,13 +43,16 @@ def _directory() -> Any:
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
+        # A schedule has training steps as keys; Hydra would read such a key of a path as text.
+        if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
 def _hydra_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_hydra_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
         return value if _PLAIN.fullmatch(value) else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
     # Hydra's grammar has inf and nan, JSON has Infinity.
