@@ -47,7 +47,8 @@ def build_scheduled(build: Callable[[Mapping[str, object]], Component], params: 
     if len(built) == len(knots):
         problems += [problem for name in schedules if (problem := _fixed(name, params[name], schedules[name], built))]
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        # What is wrong at every knot alike is said once.
+        raise ConfigError(list({str(problem): problem for problem in problems}.values()))
     component = built[0]
     component.schedules = MappingProxyType(
         {name: replace(schedule, whole=_is_whole(name, built)) for name, schedule in schedules.items()}

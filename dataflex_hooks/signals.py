@@ -17,6 +17,7 @@ REWARD = "reward"
 """The signal that stands for the raw reward, before any KL penalty; even where a reward function returns such a key."""
 _STORED = "extra_fields"
 _INFO = "reward_extra_info"
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
 def check_signal(checks: ParameterChecks, signal: object) -> str:
@@ -49,10 +50,11 @@ def session_signal(batch: RolloutBatch, signal: str) -> Tensor:
         given = [info[signal] for info in infos]
     except KeyError:
         raise _missing(signal, infos) from None
-    values = np.asarray(given)
-    if values.dtype.kind not in "biuf" or values.ndim != 1:
-        odd = next((value for value in given if np.asarray(value).dtype.kind not in "biuf" or np.ndim(value)), given[0])
-        raise TypeError(f"signal {signal!r} has to be a number in every rollout, got {odd!r}")
+    odd = [kind for kind in set(map(type, given)) if not issubclass(kind, _NUMBERS)]
+    if odd:
+        first = next(value for value in given if type(value) in odd)
+        raise TypeError(f"signal {signal!r} has to be a number in every rollout, got {first!r}")
+    values = np.array(given)
     signals = torch.empty(batch.n_sessions, dtype=torch.float32, device=batch.offsets.device)
     signals[batch.session[batch.is_final]] = torch.from_numpy(values.astype(np.float32)).to(signals.device)
     return signals
