@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict.tensorclass import NonTensorData, NonTensorStack
 
 from dataflex_hooks import PluginError, UpdateDecision
 from dataflex_verl import presets
@@ -72,11 +73,13 @@ def as_oracle(outcome: Any, seen: Decide) -> dict[str, OracleRow]:
     return rows
 
 
-def expected_weights(preset: str, rows: Mapping[str, OracleRow], normalised: bool) -> dict[str, list[float]]:
+def expected_weights(
+    preset: str, rows: Mapping[str, OracleRow], normalised: bool, max_length: int
+) -> dict[str, list[float]]:
     """What has to stand in ``rollout_is_weights``: 0 and 1, or weights that average 1 over valid tokens."""
     keys = list(rows)
     oracle = oracles.SELECT.get(preset) or oracles.REWEIGHT[preset]
-    decided = oracle([rows[key] for key in keys], step=1, max_length=LIMIT, rollouts=ROLLOUTS)
+    decided = oracle([rows[key] for key in keys], step=1, max_length=max_length, rollouts=ROLLOUTS)
     raw = {
         key: [float(x) for x in value] if isinstance(value, list) else [float(value)] * len(rows[key].mask)
         for key, value in zip(keys, decided, strict=True)
@@ -87,14 +90,16 @@ def expected_weights(preset: str, rows: Mapping[str, OracleRow], normalised: boo
     return {key: [w * scale * m for w, m in zip(raw[key], rows[key].mask, strict=True)] for key in keys}
 
 
-def check(live: Any, batch: Any, preset: str, block: Mapping[str, Any]) -> dict[str, list[float]]:
+def check(
+    live: Any, batch: Any, preset: str, block: Mapping[str, Any], max_length: int = LIMIT
+) -> dict[str, list[float]]:
     seen = Decide(lambda batch: UpdateDecision())
     settings = {"actor_rollout_ref.actor.ppo_mini_batch_size": 2}
     outcome = live.update(batch, block, plugins={"seen": seen}, fields=FIELDS, settings=settings)
     rows = as_oracle(outcome, seen)
     (plugin,) = block["plugins"].values()
     raw = plugin["plugin"] == "select" or plugin.get("normalize") == "none" or preset in ("high_entropy", "curve")
-    expected = expected_weights(preset, rows, normalised=not raw)
+    expected = expected_weights(preset, rows, not raw, max_length)
     weights = outcome.of("rollout_is_weights")
     assert weights.keys() == expected.keys()
     for key, value in weights.items():
@@ -130,7 +135,11 @@ def test_weights_in_the_loss_are_those_of_the_oracle(live, uneven, preset):
 @pytest.mark.parametrize("preset", CASES)
 def test_each_preset_tells_rows_of_the_stored_batch_apart(live, stored, preset):
     """The same on the whole batch, where each has an effect: without one the comparison would prove nothing."""
-    expected = check(live, stored, preset, presets.block(preset))
+    block = presets.block(preset)
+    longest = int(stored.fields["response_mask"].offsets().diff().max())
+    if preset == "overlong":
+        block["plugins"]["overlong"]["scorer"]["params"] = {"max_length": longest}
+    expected = check(live, stored, preset, block, max_length=longest if preset == "overlong" else LIMIT)
     values = {round(w, 9) for row in expected.values() for w in row}
     # No rollout of this task fails, and all of its rewards are 0 or 1.
     assert len(values) > 1 or preset in ("failed", "diffband_reward", "pf_ppo_max_min")
@@ -142,10 +151,10 @@ def test_a_rollout_that_failed_is_masked(live, stored):
         infos = [
             {**info, "reward_extra_info": {"timeout": float(i == 2) * value}} for i, info in enumerate(stored_infos)
         ]
-        fields["extra_fields"] = type(stored.fields["extra_fields"])(*infos)
+        fields["extra_fields"] = NonTensorStack(*(NonTensorData(info) for info in infos))
         return type(stored)(stored.keys, stored.tags, fields)
 
-    stored_infos = stored.fields["extra_fields"].tolist()
+    stored_infos = [dict(info) for info in stored.fields["extra_fields"]]
     block = presets.block("failed")
     block["plugins"]["failed"]["scorer"]["params"] = {"signal": "timeout"}
     masked = {key: not w.any() for key, w in live.update(judged(1.0), block).of("rollout_is_weights").items()}
