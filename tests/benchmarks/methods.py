@@ -185,7 +185,7 @@ def measure() -> tuple[list[tuple[str, float, str, float, str]], dict[str, float
 
 
 def measure_memory() -> tuple[float, float, float]:
-    """Bytes read, and peak extra bytes of the decisions of topk and of ar, and of both called and merged by the host."""
+    """Bytes read, and peak extra bytes of the decisions of topk and of ar alone, and of both merged by the host."""
     torch.set_num_threads(1)
     batch = make_batch()
     alone = [build(preset) for preset in ("topk", "ar")]
