@@ -90,7 +90,7 @@ class Rows:
 
     def sessions_per_group(self, which: Tensor | None = None) -> Tensor:
         """Count each group's sessions, or those marked in ``which`` (n_sessions,) bool: (n_groups,) int64."""
-        group = self._group_of_session if which is None else self._group_of_session[which]
+        group = self.group_of_session if which is None else self.group_of_session[which]
         return torch.bincount(group, minlength=self.n_groups)
 
     def expand_groups(self, group_scores: Tensor) -> Tensor:

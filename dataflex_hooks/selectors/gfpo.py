@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
@@ -47,9 +49,16 @@ class Gfpo(Selector):
 
     def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:
         """Return the kept row indices for (bs,) scores: all rows of the kept sessions."""
-        lengths = session_lengths(batch)
-        value = -lengths.astype(np.float64)
-        if self.metric == "efficiency":
-            value = session_values(scores, batch) / np.maximum(lengths, 1)
-        order = from_best(value, batch.group_of_session.cpu().numpy(), batch)
+        order = from_best(self._value(scores, batch), batch.group_of_session.cpu().numpy(), batch)
         return rows_of(order[place_in_group(group_sizes(batch)) < self.k], batch)
+
+    def preference(self, scores: Tensor, batch: RolloutBatch) -> Tensor:
+        """Return the metric: minus the length, or the score per token."""
+        return batch.expand_sessions(torch.from_numpy(self._value(scores, batch)).to(scores.device))
+
+    def _value(self, scores: Tensor, batch: RolloutBatch) -> NDArray[np.float64]:
+        lengths = session_lengths(batch)
+        if self.metric == "short":
+            return -lengths.astype(np.float64)
+        per_token: NDArray[np.float64] = session_values(scores, batch) / np.maximum(lengths, 1)
+        return per_token

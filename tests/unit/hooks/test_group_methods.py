@@ -87,6 +87,13 @@ def test_gfpo_by_efficiency_keeps_the_most_reward_per_token(batches):
     assert kept(Gfpo(k=2, metric="short"), batches.build(rows)) == [1, 3]
 
 
+def test_gfpo_prefers_by_its_metric(batches):
+    rows = [batches.Row("a", i, length=n, reward=r) for i, (n, r) in enumerate([(4, 2.0), (2, 0.5)])]
+    batch = batches.build(rows)
+    assert Gfpo().preference(batch.rewards, batch).tolist() == [-4.0, -2.0]
+    assert Gfpo(metric="efficiency").preference(batch.rewards, batch).tolist() == [0.5, 0.25]
+
+
 def test_gfpo_adds_up_the_outputs_of_a_session(batches):
     row = batches.Row
     rows = [row("a", 0, 0, length=2), row("a", 0, 1, length=2), row("a", 1, 0, length=3), row("a", 2, 0, length=9)]
