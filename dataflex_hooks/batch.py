@@ -17,14 +17,15 @@ from dataflex_hooks.batch_fields import PaddedFields, RowColumns, as_array, read
 from dataflex_hooks.errors import FieldError
 from dataflex_hooks.row_keys import content_hash
 from dataflex_hooks.rows import Rows
-from dataflex_hooks.segments import segment_max, segment_mean, segment_sum
+from dataflex_hooks.segments import row_max, row_sum
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {"token_level_scores": "rm_scores", "token_level_rewards": "rm_scores"},
 )
 """DataProto names of a field that is stored once: the raw reward, before any KL penalty."""
 
-_SHARED = ("offsets", "lengths", "row_of_token", "position", "group", "session", "session_number", "output_index")
+_ROWS = ("offsets", "lengths", "row_of_token", "position", "group", "session", "session_number", "output_index")
+_SHARED = (*_ROWS, "group_of_session")
 
 
 class RolloutBatch(Rows):
@@ -112,13 +113,17 @@ class RolloutBatch(Rows):
     @cached_property
     def n_valid(self) -> Tensor:
         """(bs,) int64: number of valid tokens of each row, |o_i|."""
-        return self._track("n_valid", torch.bincount(self.row_of_token[self.response_mask], minlength=self.bs))
+        return self._track("n_valid", row_sum(self.response_mask, self.offsets).to(torch.int64))
+
+    @cached_property
+    def _counted(self) -> Tensor | None:
+        # Mostly every token is valid, and then no mask needs to be read along with the values.
+        return None if bool(self.response_mask.all()) else self.response_mask
 
     @cached_property
     def rewards(self) -> Tensor:
         """(bs,) float32: raw reward of each row, the sum of ``rm_scores`` over its tokens."""
-        rewards = segment_sum(self.values("rm_scores"), self.row_of_token, self.bs)
-        return self._track("rewards", rewards.to(torch.float32))
+        return self._track("rewards", row_sum(self.values("rm_scores"), self.offsets).to(torch.float32))
 
     @cached_property
     def session_rewards(self) -> Tensor:
@@ -129,18 +134,16 @@ class RolloutBatch(Rows):
 
     def sum_over_tokens(self, values: Tensor) -> Tensor:
         """Sum (T,) values over each row's valid tokens: (bs,) float32, 0 without any."""
-        valid = self.response_mask
-        return segment_sum(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+        return row_sum(values, self.offsets, self._counted).to(torch.float32)
 
     def mean_over_tokens(self, values: Tensor) -> Tensor:
         """Average (T,) values over each row's valid tokens: (bs,) float32, 0 without any."""
-        valid = self.response_mask
-        return segment_mean(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+        return (row_sum(values, self.offsets, self._counted) / self.n_valid.clamp(min=1)).to(torch.float32)
 
     def max_over_tokens(self, values: Tensor) -> Tensor:
         """Largest of each row's valid (T,) values: (bs,) float32, 0 without any."""
-        valid = self.response_mask
-        return segment_max(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+        largest = row_max(values, self.offsets, self._counted)
+        return torch.where(self.n_valid > 0, largest, 0.0).to(torch.float32)
 
     @cached_property
     def tie_rank(self) -> Tensor:

@@ -57,6 +57,8 @@ class HookManager:
         *,
         estimator: str,
         has_groups: bool | None,
+        rollout_n: int | None = None,
+        response_length: int | None = None,
         extra_plugins: Mapping[str, object] | None = None,
     ) -> HookManager:
         """Build the plugins that a ``dataflex`` block names.
@@ -65,6 +67,8 @@ class HookManager:
             config: what stands under ``dataflex``, or None.
             estimator: advantage estimator of the run.
             has_groups: whether a prompt has several rollouts (``rollout.n > 1``); None judges by the estimator.
+            rollout_n: rollouts of a prompt, as far as the host knows; components get it as ``rollouts``.
+            response_length: length limit of responses in tokens, as far as the host knows.
             extra_plugins: plugin objects by label, called after the configured ones.
 
         Raises:
@@ -73,10 +77,11 @@ class HookManager:
         manager = cls()
         manager.config, problems = read(config)
         taken: set[str] = set()
+        facts = {"rollouts": rollout_n, "response_length": response_length}
         for settings in manager.config.plugins:
             taken |= shared_taken(settings, manager.config.shared)
             try:
-                built = build_plugin(settings, manager.config.shared)
+                built = build_plugin(settings, manager.config.shared, facts)
             except ConfigError as error:
                 problems += error.problems
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from dataflex_hooks.errors import ConfigError, Problem, did_you_mean, one_of
+from dataflex_hooks.errors import NOTHING, ConfigError, Problem, did_you_mean, one_of
 
 
 class ParameterChecks:
@@ -39,6 +39,13 @@ class ParameterChecks:
         kind = "a finite number" if finite else "a number"
         self.refuse(parameter, given, " ".join([kind, " and ".join(bounds)]).strip())
         return 1.0
+
+    def integer(self, parameter: str, given: object, *, at_least: int) -> int:
+        """Return ``given`` if it is a whole number within the bound."""
+        if isinstance(given, int) and not isinstance(given, bool) and given >= at_least:
+            return given
+        self.refuse(parameter, NOTHING if given is None else given, f"an integer >= {at_least}")
+        return max(at_least, 1)
 
     def flag(self, parameter: str, given: object) -> bool:
         """Return ``given`` if it is a bool."""

@@ -21,6 +21,12 @@ RUNNING_ENTRIES: tuple[tuple[str, str, str, str], ...] = (
     ("A mask that is no mask", "mask", "Graded values in a mask.", "Return them as `weights`."),
     ("A batch changed in place", "mutation", "Batches are shared by all plugins.", "Work on `tensor.clone()`."),
     ("A field that was not asked for", "field", "Only declared fields are fetched.", "List it in `requires`."),
+    (
+        "A signal that the reward function does not return",
+        "signal",
+        "`signal` names a key of the dict that the reward function returns.",
+        "Use one that is there, or return it.",
+    ),
     ("A part that was not declared", "part", "`provides` tells the host what may clash.", "Add it to `provides`."),
     (
         "A state that cannot be stored",
@@ -42,19 +48,22 @@ def running_message(case: str) -> str:
     import torch
 
     from dataflex_hooks import HookManager, LossCoefficients, PluginError, RolloutBatch, StepContext, UpdateDecision
+    from dataflex_hooks.signals import session_signal
 
     decide: dict[str, Callable[[RolloutBatch], UpdateDecision]] = {
         "nan": lambda batch: UpdateDecision(weights=torch.full((batch.bs,), torch.nan)),
         "mask": lambda batch: UpdateDecision(mask=torch.full((batch.bs,), 0.5)),
         "mutation": lambda batch: UpdateDecision(mask=batch.values("rm_scores").mul_(0) == 0),
         "field": lambda batch: UpdateDecision(weights=batch.values("old_log_probs")),
+        "signal": lambda batch: UpdateDecision(weights=batch.expand_sessions(session_signal(batch, "format"))),
         "part": lambda batch: UpdateDecision(skip_update=True),
     }
     if case in ("state", "resume"):
         return _state_message(case)
     ones = torch.ones(4)
     fields = {"response_mask": ones.long(), "rm_scores": ones.clone(), "advantages": ones.clone()}
-    batch = RolloutBatch(["a_0_0", "a_1_0"], torch.tensor([0, 2, 4]), {}, fields)
+    columns = {"extra_fields": [{"reward_extra_info": {"acc": 1.0}}, {"reward_extra_info": {"acc": 0.0}}]}
+    batch = RolloutBatch(["a_0_0", "a_1_0"], torch.tensor([0, 2, 4]), columns, fields)
     manager = HookManager({"mine": _plugin(decide[case])})
     try:
         manager.post_advantage(batch, StepContext(step=7), LossCoefficients("token"))

@@ -280,7 +280,7 @@ CASES = (
         (("dataflex", "one list of presets; stack them: +dataflex=[difffilter,per]"),),
     ),
     Wrong("preset without plus", ("dataflex=per",), (("dataflex", "write +dataflex=per"),)),
-    Wrong("preset as null", ("+dataflex=null",), (("dataflex", "a preset or a list of presets, ar, difffilter"),)),
+    Wrong("preset as null", ("+dataflex=null",), (("dataflex", "a preset or a list of presets, ar, ar_paper"),)),
     Wrong(
         "unreadable override",
         ("+dataflex=per", "+dataflex.apply_to=[weights"),

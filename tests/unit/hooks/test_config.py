@@ -183,7 +183,7 @@ def test_a_wrong_setting_is_named_with_what_is_accepted(problems, block, expecte
         (
             {"name": "group_solve_rate", "params": {"sucess_threshold": 1}},
             "threshold_band",
-            "scorer.params.sucess_threshold: got 1; accepted: one of success_threshold; did you mean 'success",
+            "scorer.params.sucess_threshold: got 1; accepted: one of signal, success_threshold; did you mean 'success",
         ),
         (
             {"name": "group_solve_rate", "params": {"success_threshold": "half"}},
