@@ -37,6 +37,7 @@ def test_a_small_domain_wraps_alone(rows_of):
     assert sampler.passes.tolist() == [4.0, 0.16]
 
 
+@settings(max_examples=50, deadline=None)
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5), fetches=st.lists(st.integers(1, 9), max_size=8))
 def test_fetch_size_does_not_change_which_prompts_come(rows_of, sizes, fetches):
     batched, single = DomainSampler(rows_of(sizes), seed=3), DomainSampler(rows_of(sizes), seed=3)
@@ -44,7 +45,7 @@ def test_fetch_size_does_not_change_which_prompts_come(rows_of, sizes, fetches):
     assert [single.draw(1).rows[0] for _ in together] == together
 
 
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     before=st.integers(0, 60),
     after=st.integers(1, 40),

@@ -28,6 +28,7 @@ def test_positions_are_spread_evenly():
     assert np.bincount(first, minlength=10).min() > 140
 
 
+@settings(max_examples=50, deadline=None)
 @given(n=st.integers(1, 30), takes=st.lists(st.integers(1, 40), max_size=12))
 def test_every_epoch_has_every_row_once_however_it_is_taken(n, takes):
     rows = np.arange(100, 100 + n, dtype=np.int32)
