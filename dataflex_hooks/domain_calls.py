@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataflex_hooks.batch import ALIASES, DomainStats, RolloutBatch
+from dataflex_hooks.batch import ALIASES, DomainStats, PromptBatch, RolloutBatch
 from dataflex_hooks.context import StepContext
-from dataflex_hooks.decisions import DomainDecision
+from dataflex_hooks.decisions import DomainDecision, RolloutDecision
 from dataflex_hooks.entries import Entry
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError
 
@@ -79,6 +79,14 @@ class DomainCalls:
                 first = resolve_proportions(given, tuple(domains), origin)
         return first
 
+    def scorer_means(self, step: int) -> dict[str, float]:
+        """Return the configured scorer's mean of the step by domain, as far as a plugin tells."""
+        means: dict[str, float] = {}
+        for entry in self._mixing():
+            tell = getattr(entry.plugin, "scorer_means", None)
+            means.update(tell(step) if tell is not None else {})
+        return means
+
     def observed_fields(self, hook: str) -> frozenset[str]:
         """Batch fields that observers at ``hook`` declare, as stored; empty when nobody observes there."""
         observers = [entry for entry in self._mixing() if getattr(entry.plugin, "observes", None) == hook]
@@ -127,6 +135,60 @@ class DomainCalls:
             decided = decided if shares is None else shares
         return decided
 
+    def _drawing(self, step: int | None) -> list[Entry]:
+        entries = [entry for entry in self._entries.values() if "pre_rollout" in entry.declared.hooks]
+        return [
+            entry
+            for entry in entries
+            if entry.label not in self._disabled and (step is None or entry.is_called("pre_rollout", step))
+        ]
+
+    @property
+    def draws(self) -> bool:
+        """Whether any plugin wants to see candidate prompts."""
+        return bool(self._drawing(None))
+
+    @property
+    def ranks(self) -> bool:
+        """Whether a plugin gives candidates priorities."""
+        return any("priority" in entry.declared.provides for entry in self._drawing(None))
+
+    def candidate_columns(self) -> frozenset[str]:
+        """Static dataset columns that plugins declare for ``pre_rollout``."""
+        return frozenset(
+            name for entry in self._drawing(None) for name in entry.declared.requires.get("pre_rollout", ())
+        )
+
+    def pre_rollout(self, candidates: PromptBatch, ctx: StepContext) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """Call ``pre_rollout`` on candidates that were drawn.
+
+        Returns:
+            Which are admitted, (n,) bool, by all plugins; and the priorities of the one that gives any, (n,) float64.
+            None each where nobody said anything.
+
+        Raises:
+            PluginError: a plugin failed, or returned what it must not.
+        """
+        admitted: NDArray[Any] | None = None
+        priority: NDArray[Any] | None = None
+        for entry in self._drawing(ctx.step):
+            origin = entry.origin("pre_rollout", ctx.step)
+
+            def decide(entry: Entry = entry, origin: Origin = origin) -> RolloutDecision | None:
+                decision = self._call(entry, "pre_rollout", candidates=candidates, ctx=ctx)
+                entry.check(decision, origin)
+                return decision if isinstance(decision, RolloutDecision) else None
+
+            decision = self._guarded(entry, origin, decide)
+            if decision is None:
+                continue
+            if decision.admit is not None:
+                admit = _per_candidate("admit", decision.admit, len(candidates), origin).astype(bool)
+                admitted = admit if admitted is None else admitted & admit
+            if decision.priority is not None:
+                priority = _per_candidate("priority", decision.priority, len(candidates), origin)
+        return admitted, priority
+
     def _guarded(self, entry: Entry, origin: Origin, act: Callable[[], R]) -> R | None:
         try:
             return act()
@@ -138,6 +200,21 @@ class DomainCalls:
             if isinstance(error, PluginError):
                 raise
             raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+
+
+def _per_candidate(name: str, given: Any, n: int, origin: Origin) -> NDArray[np.float64]:
+    values = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DecisionError(origin, f"{name} must be numbers, got {given!r}") from error
+    if array.shape != (n,):
+        raise DecisionError(origin, f"{name} must be ({n},), one for each candidate, got shape {array.shape}")
+    wrong = np.isnan(array) | ((array != 0) & (array != 1) if name == "admit" else False)
+    if wrong.any():
+        what = "neither true nor false" if name == "admit" else "NaN"
+        raise DecisionError(origin, f"{name} is {what} for {int(wrong.sum())} of {n} candidates")
+    return array
 
 
 def resolve_proportions(given: Any, domains: Sequence[str], origin: Origin) -> Shares:

@@ -47,6 +47,8 @@ class DomainSampler:
             refused ones with a warning, or ``error``.
 
     Attributes:
+        credits, trained: what is asked for less what was drawn, and less what was trained on; the replay buffer charges
+            the second where it has a choice.
         drawn, admitted: (K,) int64, candidates so far.
         forced: (K,) int64, refused prompts that were taken for want of admitted ones.
     """
@@ -68,6 +70,7 @@ class DomainSampler:
         size = np.array([len(rows) for rows in dataset.rows], dtype=np.float64)
         self.natural = size / size.sum()
         self.credits = Credits(self.natural if proportions is None else proportions)
+        self.trained = Credits(self.credits.proportions)
         self.streams = [Stream(rows, seed, index, shuffle) for index, rows in enumerate(dataset.rows)]
         self.drawn, self.admitted, self.forced = (np.zeros(len(size), dtype=np.int64) for _ in range(3))
 
@@ -79,6 +82,7 @@ class DomainSampler:
     def set_proportions(self, proportions: NDArray[np.float64]) -> None:
         """Put new proportions in force, from the very next prompt on; raises ValueError on ones that cannot be."""
         self.credits.set(proportions)
+        self.trained.set(proportions)
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -168,6 +172,7 @@ class DomainSampler:
             "seed": self.seed,
             "shuffle": self.shuffle,
             "credits": self.credits.state_dict(),
+            "trained": self.trained.state_dict(),
             "streams": [stream.state_dict() for stream in self.streams],
             "drawn": self.drawn.copy(),
             "admitted": self.admitted.copy(),
@@ -194,6 +199,7 @@ class DomainSampler:
             raise ConfigError([Problem("dataflex.domains", list(self.domains), accepted)])
         self.seed, self.shuffle = int(state["seed"]), bool(state["shuffle"])
         self.credits.load_state_dict(state["credits"])
+        self.trained.load_state_dict(state["trained"])
         for stream, saved in zip(self.streams, state["streams"], strict=True):
             stream.load_state_dict(saved, self.seed, self.shuffle)
         for name in ("drawn", "admitted", "forced"):

@@ -12,9 +12,12 @@ import torch
 import dataflex_hooks as dh
 from dataflex_hooks.domain_calls import DomainCalls, resolve_proportions
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums
+from dataflex_hooks.entries import Entry
 from dataflex_hooks.errors import Origin
+from dataflex_hooks.loader import BuiltPlugin
 from dataflex_hooks.plugins.mix import MixPlugin
 from dataflex_hooks.proportions import softmax
+from dataflex_hooks.registration import Declaration
 from tests.unit.hooks.test_domain_stats import with_domains
 
 NAMES = ("code", "math")
@@ -23,7 +26,9 @@ NAMES = ("code", "math")
 class Manager(DomainCalls):
     """The calls of the hook manager over plugins that are simply there."""
 
-    def __init__(self, plugins, update_step=1, warmup_step=0, on_error="raise", domains=None):
+    def __init__(
+        self, plugins, update_step=1, warmup_step=0, on_error="raise", domains=None, hooks=("on_domain_stats",)
+    ):
         shared = {} if domains is None else {"domains": domains}
         self.config = dh.DataFlexConfig(update_step=update_step, shared=shared)
         self._disabled = set()
@@ -32,16 +37,11 @@ class Manager(DomainCalls):
             path = f"dataflex.plugins.{label}"
             settings = dh.PluginSettings(label, label, path, warmup_step=warmup_step, on_error=on_error)
             requires = getattr(plugin, "requires", {})
-            declared = Declaration(("on_domain_stats",), frozenset({"proportions"}), requires)
+            declared = Declaration(hooks, getattr(plugin, "provides", frozenset({"proportions"})), requires)
             self._entries[label] = Entry(BuiltPlugin(plugin, settings), declared)
 
     def _call(self, entry, hook, **arguments):
         return getattr(entry.plugin, hook)(**arguments)
-
-
-from dataflex_hooks.entries import Entry  # noqa: E402
-from dataflex_hooks.loader import BuiltPlugin  # noqa: E402
-from dataflex_hooks.registration import Declaration  # noqa: E402
 
 
 def ctx(step):
