@@ -238,4 +238,5 @@ def resolve_proportions(given: Any, domains: Sequence[str], origin: Origin) -> S
     total = shares.sum()
     if not total > 0:
         raise DecisionError(origin, "proportions are all 0; a domain has to be sampled")
-    return np.asarray(shares / total, dtype=np.float64)
+    # Dividing by a sum that is 1 up to rounding would take a share below its floor.
+    return shares if abs(total - 1) < 1e-9 else np.asarray(shares / total, dtype=np.float64)

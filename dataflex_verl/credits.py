@@ -38,7 +38,8 @@ class Credits:
             raise ValueError(f"{len(self._credit)} proportions are needed, got shape {shares.shape}")
         if not np.isfinite(shares).all() or (shares < 0).any() or not shares.sum() > 0:
             raise ValueError(f"proportions must be finite, >= 0 and not all 0, got {shares.tolist()}")
-        self.proportions = shares / shares.sum()
+        # Dividing by a sum that is 1 up to rounding would take a share below its floor.
+        self.proportions = shares if abs(shares.sum() - 1) < 1e-9 else shares / shares.sum()
         self._closed = self.proportions == 0
         self._any_closed = bool(self._closed.any())
 
@@ -84,7 +85,5 @@ class Credits:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a saved state."""
         self.set(np.array(state["proportions"], dtype=np.float64))
-        # Dividing by a sum that is 1 up to rounding would change bits.
-        self.proportions = np.array(state["proportions"], dtype=np.float64)
         self._credit = np.array(state["credit"], dtype=np.float64)
         self.counts = np.array(state["counts"], dtype=np.int64)
