@@ -182,6 +182,8 @@ class DomainCalls:
             decision = self._guarded(entry, origin, decide)
             if decision is None:
                 continue
+            if decision.rollouts is not None:
+                raise DecisionError(origin, "rollouts per prompt are not applied in this version: leave rollouts None")
             if decision.admit is not None:
                 admit = _per_candidate("admit", decision.admit, len(candidates), origin).astype(bool)
                 admitted = admit if admitted is None else admitted & admit

@@ -164,6 +164,27 @@ def test_candidates_are_admitted_by_plugins_with_their_columns(run, batches):
         assert sorted(chosen) == by_domain[name][-count:]
 
 
+class Rollouts(Levels):
+    def pre_rollout(self, candidates, ctx):
+        return dh.RolloutDecision(rollouts=torch.ones(len(candidates), dtype=torch.int64))
+
+
+class HalfAdmitted(Levels):
+    def pre_rollout(self, candidates, ctx):
+        return dh.RolloutDecision(admit=torch.full((len(candidates),), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "wrong"),
+    [(Rollouts, "rollouts per prompt are not applied"), (HalfAdmitted, "admit is neither true nor false for 6 of 6")],
+)
+def test_answers_to_candidates_that_cannot_be_used_name_the_plugin(run, plugin, wrong):
+    plugin.provides = frozenset({"admit", "rollouts", "proportions"})
+    mixing, _ = run(plugin(), hooks=("on_domain_stats", "pre_rollout"))
+    with pytest.raises(dh.DecisionError, match=f"plugin 'mix' .* in pre_rollout at step 1: {wrong}"):
+        next(mixing.loader)
+
+
 NAMES = ("code", "math")
 
 
