@@ -153,5 +153,5 @@ HOOKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Argument names of every hook."""
 
-CALLED = frozenset({"post_reward", "post_advantage"})
+CALLED = frozenset({"pre_rollout", "post_reward", "post_advantage", "on_domain_stats"})
 """The hooks that this version's trainer calls."""

@@ -12,7 +12,9 @@ from dataflex_verl.drop_checks import drop_problems
 from dataflex_verl.losses import ApplyTo, estimator_of
 
 MODE = "trainer.v1.trainer_mode"
-MODES = MappingProxyType({"dataflex_sync": "sync", "dataflex_mix_sync": "sync"})
+MODES = MappingProxyType(
+    {"dataflex_sync": "sync", "dataflex_mix_sync": "sync", "dataflex_colocate_async": "colocate_async"}
+)
 """Trainer mode by name, and the verl mode it is laid over."""
 
 AskLoss = Callable[[DictConfig, ApplyTo], LossCoefficients]
