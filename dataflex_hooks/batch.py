@@ -199,14 +199,24 @@ class PromptBatch:
 
 @dataclass(frozen=True)
 class DomainStats:
-    """Statistics per domain of the rollouts of one step.
+    """Statistics per domain of the rollouts of one step, all of them: also those dropped, or evicted by a filter.
 
     Attributes:
         domains: (K,) names, in the order of every other array.
-        counts: (K,) int64, sessions of the step.
-        scores: statistics by name (mean reward, mean |advantage|, ...), each (K,) float64.
+        counts: (K,) int64, sessions (responses) of the step.
+        scores: means over sessions by name, each (K,) float64, 0 for a domain without any: ``reward`` (raw outcome),
+            ``abs_advantage`` (mean over valid tokens; over the sessions that have an advantage), ``solve_rate`` (share
+            with a reward above 0.5), ``kept`` (share that entered the update with a mask of 1), ``length`` (valid
+            tokens).
+        groups: (K,) int64, prompts.
+        unscored: (K,) int64, sessions without an advantage: dropped or evicted before it was computed. Groups evicted
+            for equal rewards have advantage 0 and are not among them.
+        proportions: (K,) float64, in force when the step's prompts were chosen.
     """
 
     domains: tuple[str, ...]
     counts: NDArray[np.int64]
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    groups: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    unscored: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    proportions: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, dtype=np.float64))

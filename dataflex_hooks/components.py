@@ -129,7 +129,23 @@ class Reweighter(Component, ABC):
 
 
 class Mixer(Component, ABC):
-    """Decides from which domains the next prompts come."""
+    """Decides from which domains the next prompts come.
+
+    A mixer with state between decisions has ``state_dict`` and ``load_state_dict``, with plain values and arrays.
+
+    Attributes:
+        window: how many steps ``scores`` looks back on; None takes the host's.
+        needs_scorer: False if it works without scores, so that no scorer need be configured.
+        published_with: scorers that its source pairs it with; another one runs with a warning. Empty: any.
+    """
+
+    window: int | None = None
+    needs_scorer: bool = True
+    published_with: Sequence[str] = ()
+
+    def start(self, domains: Sequence[str]) -> Sequence[float] | None:
+        """Return the proportions before the first decision, in the order of ``domains``; None: as in the dataset."""
+        return None
 
     @abstractmethod
     def act(
@@ -142,5 +158,8 @@ class Mixer(Component, ABC):
     ) -> Sequence[float]:
         """Return proportions that sum to 1, in the order of ``domains``.
 
-        ``scores`` gives each domain's score over the window, ``counts`` the number of sessions behind it.
+        ``scores`` gives each domain's score over the window, ``counts`` the number of sessions behind it; a domain
+        without any has score 0 and count 0. A run also passes, in ``ctx``, ``step_id``, ``history`` (a
+        :class:`~dataflex_hooks.domain_window.DomainHistory`: the window step by step) and ``proportions``, (K,) those
+        in force. The host normalises what is returned.
         """

@@ -22,7 +22,6 @@ _RULES = ("apply", "apply_to", "mask_scale", "min_keep", "fallback", "max_fill",
 _TOP = (*_SHORT, "plugins", "warmup_step", "update_step", *_RULES, *_SHARED)
 LATER: Mapping[str, str] = MappingProxyType(
     {
-        "mix": "mixing comes with the domain sampler in a later version",
         "curriculum": "curriculum comes with the pre_rollout hook in a later version",
         "budget": "budget comes with the pre_rollout hook in a later version",
     },

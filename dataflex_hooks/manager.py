@@ -15,6 +15,7 @@ from dataflex_hooks.batch import ALIASES, RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import DataFlexConfig, read
 from dataflex_hooks.context import StepContext
+from dataflex_hooks.domain_calls import DomainCalls
 from dataflex_hooks.entries import Entry, admit, group_problems, loss_problems, unconfigured
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
@@ -28,7 +29,7 @@ _log = logging.getLogger("dataflex_hooks")
 R = TypeVar("R")
 
 
-class HookManager:
+class HookManager(DomainCalls):
     """The plugins of one run.
 
     Args:

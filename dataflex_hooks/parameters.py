@@ -64,6 +64,15 @@ class ParameterChecks:
         """Record that ``given`` is wrong for ``parameter``."""
         self._problems.append(Problem(parameter, given, accepted))
 
+    @property
+    def failed(self) -> int:
+        """How many problems were found so far."""
+        return len(self._problems)
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        """Record problems found elsewhere; their settings are parameter names."""
+        self._problems += problems
+
     def finish(self) -> None:
         """Raise ConfigError with everything refused so far, if anything was."""
         if self._problems:

@@ -129,9 +129,9 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry(
             "A mechanism of a later version",
-            _short("reward_difficulty", "static", "mix"),
-            "This version selects and reweights.",
-            "Wait for it, or use `select` or `reweight`.",
+            _short("reward_difficulty", "static", "curriculum"),
+            "This version selects, reweights and mixes.",
+            "Wait for it, or use `select`, `reweight` or `mix`.",
         ),
     ),
     "Names and pairs": (

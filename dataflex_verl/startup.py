@@ -17,7 +17,9 @@ MODE = "trainer.v1.trainer_mode"
 ROLLOUTS = "actor_rollout_ref.rollout.n"
 RESPONSE_LENGTH = "actor_rollout_ref.rollout.response_length"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
-MODES = MappingProxyType({"dataflex_sync": "sync", "dataflex_mix_sync": "sync"})
+MODES = MappingProxyType(
+    {"dataflex_sync": "sync", "dataflex_mix_sync": "sync", "dataflex_colocate_async": "colocate_async"}
+)
 """Trainer mode by name, and the verl mode it is laid over."""
 
 AskLoss = Callable[[DictConfig, ApplyTo], LossCoefficients]

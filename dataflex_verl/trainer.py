@@ -15,6 +15,7 @@ from omegaconf import DictConfig, open_dict
 from dataflex_hooks import HookManager, LossCoefficients, MergedReward, StepContext
 from dataflex_verl import added_passes, added_rows, bridge, checkpoint, drop, state_files
 from dataflex_verl.apply import StepState, apply_reward, apply_update, refuse_shuffle
+from dataflex_verl.mixing import DomainMixing
 from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
 from dataflex_verl.startup import MODES, prepare_with
@@ -45,19 +46,40 @@ class DataFlexTrainer:
         self._state = StepState()
         self._checkpoints = checkpoint.Kept()
         self._just_saved: Path | None = None
+        self.mixing: DomainMixing | None = None
         super().__init__(config)
+
+    # ---------------------------------------------------------------- prompts
+
+    def _build_replay_buffer(self) -> Any:
+        from dataflex_verl.replay_buffer import build_buffer
+
+        return build_buffer(self.config, super()._build_replay_buffer, watched=self.hooks.mixes)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if not (self.hooks.mixes or self.hooks.draws):
+            return
+        # verl's own collate function and workers go on serving the validation data.
+        collate_fn = self.train_dataloader.collate_fn
+        self.mixing = DomainMixing(self.hooks, self.config, self.train_dataset, collate_fn, self._context)
+        self.train_dataloader = self.mixing.loader
+        if self.hooks.mixes:
+            self.replay_buffer.watch(self.mixing.evicted, self.mixing.domains, self.mixing.sampler.trained)
 
     # ---------------------------------------------------------------- verl's step
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
+        if self.mixing is not None:
+            metrics.update(self.mixing.end_of_step(self._context()))
         # The same dict collects the rest of this step's metrics until the next step begins.
         self._last_metrics = metrics
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
         self._state = StepState()
-        if self.hooks.active("post_reward", self.global_steps):
+        if self.mixing is not None or self.hooks.active("post_reward", self.global_steps):
             batch = self._post_reward(batch, metrics)
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         if self._state.resized:
@@ -74,7 +96,8 @@ class DataFlexTrainer:
         batch = added_passes.advantage(run, batch, metrics, self.config) if self._state.added else run(batch, metrics)
         if self._state.advantages is not None:
             batch = self._state.advantages.restore(batch)
-        if self.hooks.active("post_advantage", self.global_steps) or self._state.resized:
+        asked = self.mixing is not None or self.hooks.active("post_advantage", self.global_steps)
+        if asked or self._state.resized:
             batch.extra_info = extra_info | (batch.extra_info or {})
             batch = self._post_advantage(batch, metrics)
         return batch
@@ -125,6 +148,8 @@ class DataFlexTrainer:
         super()._load_checkpoint()
         if folder is not None:
             self._last_metrics = checkpoint.restore(folder, self.hooks)
+        if self.mixing is not None:
+            self.mixing.restored()
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
@@ -145,7 +170,10 @@ class DataFlexTrainer:
         )
 
     def _fetch(self, batch: KVBatchMeta, hook: str, **kwargs: Any) -> bridge.FetchedRows:
-        rows = bridge.fetch(batch, self.hooks.required_fields(hook, self.global_steps), **kwargs)
+        wanted = self.hooks.required_fields(hook, self.global_steps)
+        if self.mixing is not None:
+            wanted |= self.mixing.fields(hook)
+        rows = bridge.fetch(batch, wanted, **kwargs)
         if rows.missing:
             self.hooks.refuse_missing(hook, self.global_steps, rows.missing, bridge.stored_fields(batch))
         return rows
@@ -155,6 +183,9 @@ class DataFlexTrainer:
         rows = self._fetch(batch, "post_reward")
         merged = self.hooks.post_reward(rows.view, self._context())
         metrics.update(merged.metrics)
+        if self.mixing is not None:
+            replaced = merged.rewards if self.hooks.config.apply else None
+            self.mixing.rewarded(rows.view if replaced is None else rows.view.with_token_field("rm_scores", replaced))
         if self.hooks.config.apply:
             self._state.generated = merged.generated
             batch, more = apply_reward(batch, rows, merged, self._state, self.config)
@@ -185,6 +216,8 @@ class DataFlexTrainer:
         rows = self._fetch(batch, "post_advantage", with_weights=True)
         merged = hooks.post_advantage(rows.view, self._context(), self.coefficients, state.generated)
         metrics.update(merged.metrics)
+        if self.mixing is not None:
+            self.mixing.advantaged(rows.view, merged.row_keep)
         skips = state.skip_update or merged.skip_update
         if hooks.config.apply:
             batch, more = apply_update(

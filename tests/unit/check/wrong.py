@@ -168,8 +168,8 @@ CASES = (
     ),
     Wrong(
         "mechanism of later",
-        short(mechanism="mix"),
-        (("dataflex.mechanism", "mixing comes with the domain sampler in a later version"),),
+        short(mechanism="budget"),
+        (("dataflex.mechanism", "budget comes with the pre_rollout hook in a later version"),),
     ),
     Wrong(
         "actuator missing",

@@ -109,7 +109,7 @@ def test_normalize_that_nobody_takes_is_refused(problems):
             "dataflex.plugins.x.plugin: got 'a:b:c'; accepted: the name of an inst",
         ),
         ({"mechanism": 3}, "dataflex.mechanism: got 3; accepted: the name of an installed plugin"),
-        ({"mechanism": "mix"}, "dataflex.mechanism: got 'mix'; accepted: the name of an installed plugin"),
+        ({"mechanism": "budget"}, "dataflex.mechanism: got 'budget'; accepted: the name of an installed plugin"),
         (
             {"plugins": {"x": {"plugin": "curriculum"}}},
             "dataflex.plugins.x.plugin: got 'curriculum'; accepted: the name",
@@ -257,7 +257,7 @@ def test_everything_wrong_is_reported_at_once():
             },
             "per": {"plugin": "reweight", "normalize": "maen", "scorer": "tokn_prob", "actuator": "threshold_band"},
             "boost": {"plugin": "reweigth", "scorer": "tokn_prob", "actuator": "softmax"},
-            "later": {"plugin": "mix"},
+            "later": {"plugin": "curriculum"},
         },
     }
     with pytest.raises(ConfigError) as caught:
