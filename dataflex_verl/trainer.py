@@ -67,6 +67,7 @@ class DataFlexTrainer:
         if self.hooks.active("post_advantage", self.global_steps) or self._state.dropped:
             batch.extra_info = extra_info | (batch.extra_info or {})
             batch = self._post_advantage(batch, metrics)
+        metrics.update(self.hooks.calls.take())
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
