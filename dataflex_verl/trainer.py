@@ -14,6 +14,7 @@ from omegaconf import DictConfig, open_dict
 from dataflex_hooks import HookManager, LossCoefficients, StepContext
 from dataflex_verl import bridge, drop
 from dataflex_verl.apply import StepState, apply_reward, apply_update
+from dataflex_verl.compat import require
 from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
 from dataflex_verl.startup import MODES, prepare_with
@@ -155,13 +156,20 @@ def prepare(config: DictConfig) -> tuple[HookManager, LossCoefficients]:
     """Build the plugins of a run and ask the configured loss whether decisions reach it.
 
     Raises:
+        UnsupportedVerl: verl lacks a name that the trainer relies on.
         ConfigError: with every problem of the block and of the loss.
     """
+    require()
     return prepare_with(config, check_loss)
 
 
 def register_trainers() -> None:
-    """Register the modes of :data:`MODES` in verl's trainer registry."""
+    """Register the modes of :data:`MODES` in verl's trainer registry.
+
+    Raises:
+        UnsupportedVerl: there is no such registry.
+    """
+    require({"verl.trainer.ppo.v1.trainer_base": ("TRAINER_REGISTRY", "register_trainer")})
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, register_trainer
 
     classes: dict[str, type] = {}
