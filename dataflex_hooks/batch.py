@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -111,6 +112,11 @@ class RolloutBatch(Rows):
         return self._track("response_mask (bool)", self.values("response_mask").bool())
 
     @cached_property
+    def valid_weights(self) -> Tensor:
+        """(T,) float32: 1 at valid tokens, 0 elsewhere."""
+        return self._track("valid_weights", self.response_mask.to(torch.float32))
+
+    @cached_property
     def n_valid(self) -> Tensor:
         """(bs,) int64: number of valid tokens of each row, |o_i|."""
         return self._track("n_valid", row_sum(self.response_mask, self.offsets).to(torch.int64))
@@ -131,6 +137,11 @@ class RolloutBatch(Rows):
         rewards = torch.empty(self.n_sessions, dtype=torch.float32, device=self.offsets.device)
         rewards[self.session[self.is_final]] = self.rewards[self.is_final]
         return self._track("session_rewards", rewards)
+
+    @cached_property
+    def mean_reward(self) -> float:
+        """Mean of ``session_rewards``, rounded once, so that the order of rows does not matter; 0 without rows."""
+        return math.fsum(self.session_rewards.tolist()) / max(1, self.n_sessions)
 
     def sum_over_tokens(self, values: Tensor) -> Tensor:
         """Sum (T,) values over each row's valid tokens: (bs,) float32, 0 without any."""

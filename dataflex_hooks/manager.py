@@ -22,8 +22,10 @@ from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
 from dataflex_hooks.markers import GROUP
 from dataflex_hooks.merge import MergedUpdate, merge_resolved
 from dataflex_hooks.merge_reward import Generated, MergedReward, merge_reward
+from dataflex_hooks.metric_names import label_metric
 from dataflex_hooks.resolve import ResolvedReward, ResolvedUpdate, resolve_rewards, resolve_update
 from dataflex_hooks.state import Restored, SavedPlugin
+from dataflex_hooks.trace import CallLog
 
 _log = logging.getLogger("dataflex_hooks")
 R = TypeVar("R")
@@ -37,6 +39,7 @@ class HookManager(DomainCalls):
 
     Attributes:
         config: the validated ``dataflex`` block; defaults when not built from one.
+        calls: time and number of the plugins' calls; the host takes the metrics from it, once an update.
 
     Raises:
         ConfigError: a plugin fails the checks at registration.
@@ -48,6 +51,7 @@ class HookManager(DomainCalls):
         self._pluggy.add_hookspecs(hookspecs)
         self._entries: dict[str, Entry] = {}
         self._disabled: set[str] = set()
+        self.calls = CallLog()
         for label, plugin in (plugins or {}).items():
             self.register(label, plugin)
 
@@ -180,19 +184,14 @@ class HookManager(DomainCalls):
             PluginError: a plugin failed, or returned what it must not.
         """
         resolved: list[ResolvedReward] = []
-        metrics: dict[str, float] = {}
         called = self._called_at("post_reward", ctx.step)
         for entry in sorted(called, key=lambda e: "rewards" not in e.declared.provides):
-            started = time.perf_counter()
             decision = self._decide(entry, "post_reward", batch, ctx, resolve_rewards)
-            metrics[f"timing_s/dataflex/{entry.label}"] = time.perf_counter() - started
             if decision is not None:
                 resolved.append(decision)
                 if decision.rewards is not None:
                     batch = batch.with_token_field("rm_scores", decision.rewards)
-        merged = merge_reward(resolved, batch, self.config.keep_rules)
-        merged.metrics.update(metrics)
-        return merged
+        return merge_reward(resolved, batch, self.config.keep_rules)
 
     def post_advantage(
         self,
@@ -213,17 +212,13 @@ class HookManager(DomainCalls):
             PluginError: a plugin failed, or returned what it must not.
         """
         resolved: list[ResolvedUpdate] = []
-        metrics: dict[str, float] = {}
         for entry in self._called_at("post_advantage", ctx.step):
-            started = time.perf_counter()
             decision = self._decide(entry, "post_advantage", batch, ctx, resolve_update)
-            metrics[f"timing_s/dataflex/{entry.label}"] = time.perf_counter() - started
             if decision is not None:
                 resolved.append(decision)
         config = self.config
         merged = merge_resolved(resolved, batch, coefficients, config.mask_scale, config.keep_rules, generated)
-        merged.metrics.update(metrics)
-        merged.metrics.update({f"dataflex/{label}/disabled": 1.0 for label in sorted(self._disabled)})
+        merged.metrics.update({label_metric(label, "disabled"): 1.0 for label in sorted(self._disabled)})
         return merged
 
     def _decide(
@@ -235,11 +230,13 @@ class HookManager(DomainCalls):
         resolve: Callable[[Any, RolloutBatch, Origin], R],
     ) -> R | None:
         origin = entry.origin(hook, ctx.step)
+        started, decision = time.perf_counter(), None
         try:
             decision = self._call(entry, hook, batch=batch, ctx=ctx)
             entry.check(decision, origin)
             resolved = None if decision is None else resolve(decision, batch, origin)
         except Exception as error:
+            self.calls.add(origin, batch, decision, time.perf_counter() - started, error)
             _refuse_mutation(batch, origin, error)
             if entry.built.settings.on_error == "disable":
                 _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
@@ -248,6 +245,7 @@ class HookManager(DomainCalls):
             if isinstance(error, PluginError):
                 raise
             raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+        self.calls.add(origin, batch, decision, time.perf_counter() - started)
         _refuse_mutation(batch, origin, None)
         return resolved
 

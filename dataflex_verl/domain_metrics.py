@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataflex_hooks import DomainStats
+from dataflex_hooks.metric_names import domain_metric
 
 _log = logging.getLogger("dataflex_verl")
 
@@ -18,16 +19,10 @@ STARVED_STEPS = 20
 LOW_ADMISSION = 0.1
 """Admission is low when fewer candidates than this share were admitted in a step."""
 
-_TAKEN = frozenset({"dataflex/reward_all", "dataflex/reward_kept", "dataflex/kept_frac", "dataflex/kept_tokens_frac"})
+_NAMES = {"reward": "reward", "abs_advantage": "advantage", "solve_rate": "solved", "kept": "kept", "length": "length"}
 
 Counts = NDArray[np.int64]
 Shares = NDArray[np.float64]
-
-
-def key(name: str, domain: str) -> str:
-    """Return ``dataflex/<name>_<domain>``; a domain's name that would give another metric's key is set apart."""
-    plain = f"dataflex/{name}_{domain}"
-    return f"dataflex/{name}_domain_{domain}" if plain in _TAKEN else plain
 
 
 def domain_metrics(
@@ -49,14 +44,15 @@ def domain_metrics(
         scores: the configured scorer's mean by domain.
 
     Returns:
-        ``prop`` (in force in the step), ``next_prop``, ``generated`` and ``trained`` (shares of prompts), ``epochs``,
-        ``responses``, ``groups``, ``unscored``; and for domains with responses the means of ``stats``, and ``score``.
+        ``prop`` (in force in the step), ``proposed``, ``generated`` and ``trained`` (shares of prompts), ``epochs``,
+        ``responses``, ``groups``, ``unscored``; for domains with responses ``reward``, ``advantage`` (mean absolute),
+        ``solved``, ``kept``, ``length``; and ``score``.
     """
     metrics: dict[str, float] = {}
     for index, domain in enumerate(stats.domains):
         values = {
             "prop": stats.proportions[index],
-            "next_prop": proposed[index],
+            "proposed": proposed[index],
             "generated": generated[index] / max(1, generated.sum()),
             "trained": trained[index] / max(1, trained.sum()),
             "epochs": passes[index],
@@ -65,12 +61,13 @@ def domain_metrics(
             "unscored": stats.unscored[index],
         }
         if stats.counts[index]:
-            values |= {name: column[index] for name, column in stats.scores.items() if name != "abs_advantage"}
+            means = {short: stats.scores[name][index] for name, short in _NAMES.items() if name in stats.scores}
+            values |= {short: mean for short, mean in means.items() if short != "advantage"}
         if stats.counts[index] > stats.unscored[index]:
-            values["abs_advantage"] = stats.scores["abs_advantage"][index]
+            values[_NAMES["abs_advantage"]] = stats.scores["abs_advantage"][index]
         if domain in scores:
             values["score"] = scores[domain]
-        metrics |= {key(name, domain): float(value) for name, value in values.items()}
+        metrics |= {domain_metric(name, domain): float(value) for name, value in values.items()}
     return metrics
 
 
@@ -108,8 +105,8 @@ class DomainWatch:
         metrics: dict[str, float] = {}
         for index, domain in enumerate(self._domains):
             if new[0][index]:
-                metrics[key("admitted", domain)] = float(new[1][index] / new[0][index])
-            metrics[key("forced", domain)] = float(new[2][index])
+                metrics[domain_metric("admitted", domain)] = float(new[1][index] / new[0][index])
+            metrics[domain_metric("forced", domain)] = float(new[2][index])
         total = int(new[0].sum())
         share = float(new[1].sum()) / total if total else 1.0
         if share >= LOW_ADMISSION:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, open_dict
 from dataflex_hooks import HookManager, LossCoefficients, MergedReward, StepContext
 from dataflex_verl import added_passes, added_rows, bridge, checkpoint, drop, state_files
 from dataflex_verl.apply import StepState, apply_reward, apply_update, refuse_shuffle
+from dataflex_verl.compat import require
 from dataflex_verl.mixing import DomainMixing
 from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
@@ -100,6 +101,7 @@ class DataFlexTrainer:
         if asked or self._state.resized:
             batch.extra_info = extra_info | (batch.extra_info or {})
             batch = self._post_advantage(batch, metrics)
+        metrics.update(self.hooks.calls.take())
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -235,13 +237,20 @@ def prepare(config: DictConfig) -> tuple[HookManager, LossCoefficients]:
     """Build the plugins of a run and ask the configured loss whether decisions reach it.
 
     Raises:
+        UnsupportedVerl: verl lacks a name that the trainer relies on.
         ConfigError: with every problem of the block and of the loss.
     """
+    require()
     return prepare_with(config, check_loss)
 
 
 def register_trainers() -> None:
-    """Register the modes of :data:`MODES` in verl's trainer registry."""
+    """Register the modes of :data:`MODES` in verl's trainer registry.
+
+    Raises:
+        UnsupportedVerl: there is no such registry.
+    """
+    require({"verl.trainer.ppo.v1.trainer_base": ("TRAINER_REGISTRY", "register_trainer")})
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, register_trainer
 
     classes: dict[str, type] = {}

@@ -95,10 +95,10 @@ def test_every_target_is_the_mixers_on_the_logged_statistics(ray_session, demo):
         mean = total[:, 0] / total[:, 1]
         q = np.exp((mean.max() - mean) / 0.3)
         target = 0.05 + 0.85 * q / q.sum()
-        assert [metrics[f"dataflex/next_prop_{name}"] for name in names] == pytest.approx(target, abs=1e-6)
+        assert [metrics[f"dataflex/proposed_{name}"] for name in names] == pytest.approx(target, abs=1e-6)
         if step:
             of_step = prompts.in_force[8 * step]
-            before = [run.metrics[step - 1][f"dataflex/next_prop_{name}"] for name in names]
+            before = [run.metrics[step - 1][f"dataflex/proposed_{name}"] for name in names]
             assert of_step == pytest.approx(before, abs=1e-6)
     assert prompts.worst(names) < len(names)
     assert len({tuple(shares) for shares in prompts.in_force}) == 4

@@ -20,7 +20,7 @@ pytest.importorskip("verl")
 
 from dataflex_hooks.plugins.mix import MixPlugin  # noqa: E402
 from dataflex_verl import mixing as module  # noqa: E402
-from dataflex_verl.domain_metrics import DomainWatch, domain_metrics, key  # noqa: E402
+from dataflex_verl.domain_metrics import DomainWatch, domain_metrics  # noqa: E402
 
 
 class Rows:
@@ -69,7 +69,7 @@ def test_decisions_reach_the_prompts_of_the_next_step(run, batches):
     names, metrics = one_step(mixing, state, batches, {"math": 1.0, "code": 0.0})
     assert sorted(names) == ["code"] * 3 + ["math"] * 3
     expected = softmax([0.5, 0.0], 0.1)
-    assert [metrics[f"dataflex/next_prop_{name}"] for name in ("code", "math")] == pytest.approx(expected)
+    assert [metrics[f"dataflex/proposed_{name}"] for name in ("code", "math")] == pytest.approx(expected)
     assert [metrics[f"dataflex/prop_{name}"] for name in ("code", "math")] == [0.5, 0.5]
     names, metrics = one_step(mixing, state, batches, {"math": 1.0, "code": 0.0})
     assert names == ["code"] * 6
@@ -92,24 +92,24 @@ def test_before_any_decision_domains_have_their_share_of_the_data(run, batches):
     mixing, state = run(MixPlugin("reward_difficulty", "reward_gap"), warmup_step=3)
     names, metrics = one_step(mixing, state, batches, {"math": 1.0, "code": 0.0})
     assert sorted(names) == ["code"] * 2 + ["math"] * 4
-    assert metrics["dataflex/next_prop_math"] == pytest.approx(2 / 3)
+    assert metrics["dataflex/proposed_math"] == pytest.approx(2 / 3)
 
 
 def test_shadow_mode_decides_and_changes_nothing(run, batches):
     mixing, state = run(MixPlugin("reward_difficulty", {"name": "reward_gap", "params": {"temperature": 0.1}}))
     mixing.hooks.config = dh.DataFlexConfig(apply=False)
     _, metrics = one_step(mixing, state, batches, {"math": 1.0, "code": 0.0})
-    assert metrics["dataflex/next_prop_code"] > 0.9
+    assert metrics["dataflex/proposed_code"] > 0.9
     assert mixing.sampler.proportions.tolist() == [0.5, 0.5]
 
 
 def test_metrics_of_a_step_by_hand(run, batches):
     mixing, state = run(MixPlugin("reward_difficulty", "reward_gap"))
     names, metrics = one_step(mixing, state, batches, {"math": 1.0, "code": 0.5}, dropped=("code",))
-    of_math = {name: metrics[f"dataflex/{name}_math"] for name in ("reward", "solve_rate", "kept", "trained", "groups")}
-    assert of_math == {"reward": 0.5, "solve_rate": 0.5, "kept": 1.0, "trained": 1.0, "groups": 3.0}
-    of_code = {name: metrics[f"dataflex/{name}_code"] for name in ("reward", "solve_rate", "kept", "trained", "score")}
-    assert of_code == {"reward": 0.25, "solve_rate": 0.0, "kept": 0.0, "trained": 0.0, "score": 0.25}
+    of_math = {name: metrics[f"dataflex/{name}_math"] for name in ("reward", "solved", "kept", "trained", "groups")}
+    assert of_math == {"reward": 0.5, "solved": 0.5, "kept": 1.0, "trained": 1.0, "groups": 3.0}
+    of_code = {name: metrics[f"dataflex/{name}_code"] for name in ("reward", "solved", "kept", "trained", "score")}
+    assert of_code == {"reward": 0.25, "solved": 0.0, "kept": 0.0, "trained": 0.0, "score": 0.25}
     assert metrics["dataflex/generated_code"] == 0.5
     assert metrics["dataflex/epochs_code"] == pytest.approx(0.3)
 
@@ -134,10 +134,10 @@ def test_evicted_groups_count_and_equal_rewards_score_zero(run, batches, monkeyp
     assert metrics["dataflex/groups_code"] == groups["code"] + 1
     assert (metrics["dataflex/unscored_code"], metrics["dataflex/unscored_math"]) == (0.0, 2.0)
     code = 2 * groups["code"] * 1.0 / (2 * groups["code"] + 2)
-    assert metrics["dataflex/abs_advantage_code"] == pytest.approx(code)
-    assert metrics["dataflex/abs_advantage_math"] == 1.0
+    assert metrics["dataflex/advantage_code"] == pytest.approx(code)
+    assert metrics["dataflex/advantage_math"] == 1.0
     assert metrics["dataflex/score_code"] == pytest.approx(code)
-    assert metrics["dataflex/next_prop_code"] == pytest.approx(softmax([code, 1.0], 1.0)[0])
+    assert metrics["dataflex/proposed_code"] == pytest.approx(softmax([code, 1.0], 1.0)[0])
 
 
 class Levels:
@@ -235,8 +235,6 @@ def test_low_admission_is_warned_of_once_a_stretch(caplog):
 
 
 def test_keys_of_domains_do_not_collide_with_other_metrics():
-    assert key("reward", "math") == "dataflex/reward_math"
-    assert key("reward", "all") == "dataflex/reward_domain_all"
     stats = dh.DomainStats(
         ("frac",), np.array([2]), {"kept": np.array([1.0])}, np.array([1]), np.array([0]), np.ones(1)
     )
@@ -244,4 +242,4 @@ def test_keys_of_domains_do_not_collide_with_other_metrics():
     metrics = domain_metrics(
         stats, generated=np.array([1]), trained=np.array([1]), passes=np.ones(1), proposed=np.ones(1), scores={}
     )
-    assert "dataflex/kept_domain_frac" in metrics and "dataflex/kept_frac" not in metrics
+    assert "dataflex/kept_fra-c" in metrics and "dataflex/kept_frac" not in metrics

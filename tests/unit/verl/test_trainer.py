@@ -192,6 +192,16 @@ def test_post_advantage_comes_after_verls_advantages_and_keeps_extra_info(make, 
     assert metrics["timing_s/dataflex"] >= 0
 
 
+def test_calls_of_both_hooks_are_logged_once_an_update(make):
+    trainer, batch = make({"p": Plugin(rewards=torch.tensor([1.0, 2.0]))}), meta()
+    for _ in range(2):
+        metrics: dict = {}
+        trainer._balance_batch(batch, metrics)
+        trainer._compute_advantage(batch, metrics)
+        assert (metrics["dataflex/p/decided_total"], metrics["dataflex/p/abstained_total"]) == (1, 1)
+        assert metrics["timing_s/dataflex/p"] > 0
+
+
 def test_no_opinion_writes_nothing(make, base, bridge):
     assert make({"p": Plugin()})._compute_advantage(meta(), {}) is base.calls.advantage.return_value
     bridge.write_weights.assert_not_called()
