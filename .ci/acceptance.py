@@ -30,24 +30,28 @@ def outcomes(report: Path) -> dict[str, str]:
     return worst
 
 
-def nightly_outcomes() -> tuple[dict[str, str], str]:
-    """Outcomes of the last nightly run, and the commit at which it ran, if that commit is in this history."""
+def nightly_outcomes() -> dict[str, tuple[str, str]]:
+    """Outcome of each nightly test when it last ran, the worst of its cases, and the commit at which it did."""
     if not NIGHTLY.exists():
-        return {}, ""
+        return {}
     results = json.loads(NIGHTLY.read_text())
-    commit = results["commit"]
-    known = subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True)
-    worst: dict[str, str] = {}
+    worst: dict[str, tuple[str, str]] = {}
     for test, result in results["tests"].items():
         name = test.split("[")[0]
-        if worst.get(name) != "failed":
-            worst[name] = result["outcome"]
-    return worst, commit[:9] if known.returncode == 0 else f"{commit[:9]} (not in this clone)"
+        if worst.get(name, ("", ""))[0] != "failed":
+            worst[name] = (result["outcome"], result.get("commit", results["commit"]))
+    return {name: (outcome, shown(commit)) for name, (outcome, commit) in worst.items()}
+
+
+def shown(commit: str) -> str:
+    """A commit in short, and whether it is in this history."""
+    known = subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True)
+    return commit[:9] if known.returncode == 0 else f"{commit[:9]} (not in this clone)"
 
 
 def main() -> int:
     run = outcomes(Path(sys.argv[1]))
-    nightly, commit = nightly_outcomes()
+    nightly = nightly_outcomes()
     promises = tomllib.loads((ROOT / "tests" / "acceptance.toml").read_text())
     missing = 0
     for area, rows in promises.items():
@@ -56,8 +60,8 @@ def main() -> int:
             for test in row["tests"]:
                 if run.get(test) == "passed":
                     state = "passed"
-                elif test not in run and nightly.get(test) == "passed":
-                    state = f"nightly ({commit})"
+                elif test not in run and nightly.get(test, ("", ""))[0] == "passed":
+                    state = f"nightly ({nightly[test][1]})"
                 else:
                     state = "missing" if test not in run else run[test]
                     missing += 1

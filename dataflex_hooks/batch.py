@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,14 +18,15 @@ from dataflex_hooks.batch_fields import PaddedFields, RowColumns, as_array, read
 from dataflex_hooks.errors import FieldError
 from dataflex_hooks.row_keys import content_hash
 from dataflex_hooks.rows import Rows
-from dataflex_hooks.segments import segment_max, segment_mean, segment_sum
+from dataflex_hooks.segments import row_max, row_sum
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {"token_level_scores": "rm_scores", "token_level_rewards": "rm_scores"},
 )
 """DataProto names of a field that is stored once: the raw reward, before any KL penalty."""
 
-_SHARED = ("offsets", "lengths", "row_of_token", "position", "group", "session", "session_number", "output_index")
+_ROWS = ("offsets", "lengths", "row_of_token", "position", "group", "session", "session_number", "output_index")
+_SHARED = (*_ROWS, "group_of_session")
 
 
 class RolloutBatch(Rows):
@@ -110,15 +112,24 @@ class RolloutBatch(Rows):
         return self._track("response_mask (bool)", self.values("response_mask").bool())
 
     @cached_property
+    def valid_weights(self) -> Tensor:
+        """(T,) float32: 1 at valid tokens, 0 elsewhere."""
+        return self._track("valid_weights", self.response_mask.to(torch.float32))
+
+    @cached_property
     def n_valid(self) -> Tensor:
         """(bs,) int64: number of valid tokens of each row, |o_i|."""
-        return self._track("n_valid", torch.bincount(self.row_of_token[self.response_mask], minlength=self.bs))
+        return self._track("n_valid", row_sum(self.response_mask, self.offsets).to(torch.int64))
+
+    @cached_property
+    def _counted(self) -> Tensor | None:
+        # Mostly every token is valid, and then no mask needs to be read along with the values.
+        return None if bool(self.response_mask.all()) else self.response_mask
 
     @cached_property
     def rewards(self) -> Tensor:
         """(bs,) float32: raw reward of each row, the sum of ``rm_scores`` over its tokens."""
-        rewards = segment_sum(self.values("rm_scores"), self.row_of_token, self.bs)
-        return self._track("rewards", rewards.to(torch.float32))
+        return self._track("rewards", row_sum(self.values("rm_scores"), self.offsets).to(torch.float32))
 
     @cached_property
     def session_rewards(self) -> Tensor:
@@ -127,20 +138,23 @@ class RolloutBatch(Rows):
         rewards[self.session[self.is_final]] = self.rewards[self.is_final]
         return self._track("session_rewards", rewards)
 
+    @cached_property
+    def mean_reward(self) -> float:
+        """Mean of ``session_rewards``, rounded once, so that the order of rows does not matter; 0 without rows."""
+        return math.fsum(self.session_rewards.tolist()) / max(1, self.n_sessions)
+
     def sum_over_tokens(self, values: Tensor) -> Tensor:
         """Sum (T,) values over each row's valid tokens: (bs,) float32, 0 without any."""
-        valid = self.response_mask
-        return segment_sum(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+        return row_sum(values, self.offsets, self._counted).to(torch.float32)
 
     def mean_over_tokens(self, values: Tensor) -> Tensor:
         """Average (T,) values over each row's valid tokens: (bs,) float32, 0 without any."""
-        valid = self.response_mask
-        return segment_mean(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+        return (row_sum(values, self.offsets, self._counted) / self.n_valid.clamp(min=1)).to(torch.float32)
 
     def max_over_tokens(self, values: Tensor) -> Tensor:
         """Largest of each row's valid (T,) values: (bs,) float32, 0 without any."""
-        valid = self.response_mask
-        return segment_max(values[valid], self.row_of_token[valid], self.bs).to(torch.float32)
+        largest = row_max(values, self.offsets, self._counted)
+        return torch.where(self.n_valid > 0, largest, 0.0).to(torch.float32)
 
     @cached_property
     def tie_rank(self) -> Tensor:
@@ -196,14 +210,24 @@ class PromptBatch:
 
 @dataclass(frozen=True)
 class DomainStats:
-    """Statistics per domain of the rollouts of one step.
+    """Statistics per domain of the rollouts of one step, all of them: also those dropped, or evicted by a filter.
 
     Attributes:
         domains: (K,) names, in the order of every other array.
-        counts: (K,) int64, sessions of the step.
-        scores: statistics by name (mean reward, mean |advantage|, ...), each (K,) float64.
+        counts: (K,) int64, sessions (responses) of the step.
+        scores: means over sessions by name, each (K,) float64, 0 for a domain without any: ``reward`` (raw outcome),
+            ``abs_advantage`` (mean over valid tokens; over the sessions that have an advantage), ``solve_rate`` (share
+            with a reward above 0.5), ``kept`` (share that entered the update with a mask of 1), ``length`` (valid
+            tokens).
+        groups: (K,) int64, prompts.
+        unscored: (K,) int64, sessions without an advantage: dropped or evicted before it was computed. Groups evicted
+            for equal rewards have advantage 0 and are not among them.
+        proportions: (K,) float64, in force when the step's prompts were chosen.
     """
 
     domains: tuple[str, ...]
     counts: NDArray[np.int64]
     scores: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    groups: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    unscored: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    proportions: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, dtype=np.float64))

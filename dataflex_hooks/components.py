@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.errors import did_you_mean, one_of
+from dataflex_hooks.schedules import Schedule
 
 Layout = Literal["padded", "jagged"]
 Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
@@ -31,12 +33,20 @@ class Component:
         requires: batch fields it reads, a tuple or list.
         layout: how per-token scores are handed over: ``"padded"`` (bs, Lmax), 0 on the right, or ``"jagged"`` (T,).
         open_params: True admits parameters that are not in the signature.
+        needs_groups: True if it compares sessions of one prompt, so that ``rollout.n`` has to exceed 1.
+        host_keywords: facts of the run that its constructor takes as keywords, each None where the host does not know
+            it: ``rollouts`` (``actor_rollout_ref.rollout.n``) and ``response_length``
+            (``actor_rollout_ref.rollout.response_length``, in tokens). They are no parameters.
+        schedules: of parameters that change with the step, set by the host; each changes the attribute of its name.
     """
 
     name: str = ""
     requires: Sequence[str] = ()
     layout: Layout = "padded"
     open_params: bool = False
+    needs_groups: bool = False
+    host_keywords: frozenset[str] = frozenset()
+    schedules: Mapping[str, Schedule] = MappingProxyType({})
 
     def __init__(self, **kwargs: object) -> None:
         """Take what the host adds; a component without parameters needs no constructor of its own."""
@@ -49,7 +59,6 @@ class Scorer(Component, ABC):
         timing: the earliest hook that can run it; ``"in_loss"`` is refused at start, no hook serves it.
         granularity: what one score belongs to; prompt and domain scores are given per row, equal within prompt or
             domain.
-        needs_groups: True if it compares sessions of one prompt, so that ``rollout.n`` has to exceed 1.
 
     Raises (from the class statement):
         ValueError: a ``timing`` or ``granularity`` that does not exist.
@@ -57,7 +66,6 @@ class Scorer(Component, ABC):
 
     timing: Timing = "post_advantage"
     granularity: Granularity = "response"
-    needs_groups: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -121,7 +129,23 @@ class Reweighter(Component, ABC):
 
 
 class Mixer(Component, ABC):
-    """Decides from which domains the next prompts come."""
+    """Decides from which domains the next prompts come.
+
+    A mixer with state between decisions has ``state_dict`` and ``load_state_dict``, with plain values and arrays.
+
+    Attributes:
+        window: how many steps ``scores`` looks back on; None takes the host's.
+        needs_scorer: False if it works without scores, so that no scorer need be configured.
+        published_with: scorers that its source pairs it with; another one runs with a warning. Empty: any.
+    """
+
+    window: int | None = None
+    needs_scorer: bool = True
+    published_with: Sequence[str] = ()
+
+    def start(self, domains: Sequence[str]) -> Sequence[float] | None:
+        """Return the proportions before the first decision, in the order of ``domains``; None: as in the dataset."""
+        return None
 
     @abstractmethod
     def act(
@@ -134,5 +158,8 @@ class Mixer(Component, ABC):
     ) -> Sequence[float]:
         """Return proportions that sum to 1, in the order of ``domains``.
 
-        ``scores`` gives each domain's score over the window, ``counts`` the number of sessions behind it.
+        ``scores`` gives each domain's score over the window, ``counts`` the number of sessions behind it; a domain
+        without any has score 0 and count 0. A run also passes, in ``ctx``, ``step_id``, ``history`` (a
+        :class:`~dataflex_hooks.domain_window.DomainHistory`: the window step by step) and ``proportions``, (K,) those
+        in force. The host normalises what is returned.
         """

@@ -18,11 +18,10 @@ from dataflex_hooks.merge import MaskScale
 
 _SHORT = ("mechanism", "scorer", "actuator")
 _SHARED = ("normalize", "domain_key", "domains", "window")
-_RULES = ("apply", "apply_to", "mask_scale", "min_keep", "fallback", "max_fill")
+_RULES = ("apply", "apply_to", "mask_scale", "min_keep", "fallback", "max_fill", "resume")
 _TOP = (*_SHORT, "plugins", "warmup_step", "update_step", *_RULES, *_SHARED)
 LATER: Mapping[str, str] = MappingProxyType(
     {
-        "mix": "mixing comes with the domain sampler in a later version",
         "curriculum": "curriculum comes with the pre_rollout hook in a later version",
         "budget": "budget comes with the pre_rollout hook in a later version",
     },
@@ -68,6 +67,8 @@ class DataFlexConfig:
         keep_rules: the least that has to stay in the update, and what happens when less would.
         max_fill: the most by which a mini-batch with padding in place of dropped rows is scaled up.
         update_step: domain statistics are handed out every so many steps.
+        resume: with a checkpoint of other plugins, ``"strict"`` is an error, ``"matching"`` gives state to the plugins
+            that are the same, ``"fresh"`` starts all plugins afresh whatever the checkpoint has.
         shared: ``normalize``, ``domain_key``, ``domains``, ``window``, as far as given; go to every plugin that takes
             them.
     """
@@ -79,6 +80,7 @@ class DataFlexConfig:
     keep_rules: KeepRules = KeepRules()
     max_fill: float = 4.0
     update_step: int = 1
+    resume: Literal["strict", "matching", "fresh"] = "strict"
     shared: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -147,6 +149,7 @@ class _Reader:
             ),
             max_fill=self._max_fill(block.get("max_fill", 4.0)),
             update_step=self._integer(block, "update_step", "dataflex.update_step", 1, least=1),
+            resume=self._choice(block, "resume", "dataflex.resume", ("strict", "matching", "fresh")),
             shared=self._shared(block),
         )
         return config, self.problems

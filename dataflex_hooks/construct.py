@@ -10,6 +10,11 @@ from typing import Any, cast
 from dataflex_hooks.components import Component
 from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
 from dataflex_hooks.registry import REGISTRY
+from dataflex_hooks.scheduled import build_scheduled
+
+HOST_FACTS = frozenset({"rollouts", "response_length"})
+"""Facts of the run, as far as the host knows them: ``rollout.n``, and the length limit of responses in tokens. They go
+to components and plugins that name them in ``host_keywords``."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def build_component(kind: str, setting: object, host: Mapping[str, object]) -> C
         params = None
     name = setting.get("name")
     try:
-        component = _build(kind, name, params or {}, host)
+        component = build_scheduled(lambda constant: _build(kind, name, constant, host), params or {})
     except ConfigError as error:
         problems += error.problems
     if problems:
@@ -123,7 +128,8 @@ def _build(kind: str, name: object, params: Mapping[str, Any], host: Mapping[str
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
         raise ConfigError([Problem("name", Described(name), f"a complete {kind}", f"it does not define {missing}")])
+    facts = {name: value for name, value in host.items() if name not in HOST_FACTS or name in cls.host_keywords}
     try:
-        return cast(Component, construct(cls, params, host, reserved=frozenset({"scorer"})))
+        return cast(Component, construct(cls, params, facts, reserved=cls.host_keywords | {"scorer"}))
     except ConfigError as error:
         raise ConfigError(error.under("params")) from error.__cause__

@@ -16,7 +16,7 @@ from dataflex_hooks.markers import hookspec
 
 @hookspec
 def pre_rollout(candidates: PromptBatch, ctx: StepContext) -> RolloutDecision | None:
-    """Decide which candidate prompts are worth generating for. Not called yet in this version.
+    """Decide which candidate prompts are worth generating for.
 
     Fires when candidate prompts have been drawn from the dataset, before they are fetched, tokenised and submitted to
     rollout; for refills and asynchronous warm-up too. Runs in the trainer process.
@@ -27,11 +27,12 @@ def pre_rollout(candidates: PromptBatch, ctx: StepContext) -> RolloutDecision | 
 
     Returns:
         A RolloutDecision: ``admit`` masks are combined with AND; ``priority`` and ``rollouts`` have one owner each.
-        None admits every candidate, in the order drawn, with the configured number of rollouts.
+        None admits every candidate, in the order drawn, with the configured number of rollouts. A refused candidate is
+        passed over until its domain's stream wraps; one admitted and not chosen comes back first. ``rollouts`` is not
+        applied yet.
 
     Raises:
-        Anything: stops the run with the plugin's label, distribution, hook and step. Until the trainer calls this hook,
-        a plugin that implements it is refused at start, so that nothing is ignored in silence.
+        Anything: stops the run with the plugin's label, distribution, hook and step.
 
     Example::
 
@@ -41,7 +42,7 @@ def pre_rollout(candidates: PromptBatch, ctx: StepContext) -> RolloutDecision | 
                 length = torch.from_numpy(candidates.columns["prompt_length"])
                 return RolloutDecision(admit=length < 2048)
 
-    Since: 0.1 (specified, not called).
+    Since: 0.1.
     """
 
 
@@ -61,7 +62,8 @@ def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
         A RewardDecision. New rewards, (bs,) or per token, come in place of the old. One owner: the plugin says
         ``provides = {"rewards"}``, two that do are refused at start. The owner runs first, the others see its rewards.
         A row stays in the batch if every plugin's ``keep`` says so; every plugin sees all rows, whatever another drops.
-        Rows to add are taken from all plugins. None changes nothing.
+        Rows to ``add`` are taken from all plugins, in order of their labels; they are trained on with the advantages
+        they bring, and no plugin sees them. None changes nothing.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.
@@ -115,21 +117,23 @@ def post_advantage(batch: RolloutBatch, ctx: StepContext) -> UpdateDecision | No
 
 @hookspec
 def on_domain_stats(stats: DomainStats, ctx: StepContext) -> DomainDecision | None:
-    """Set the proportions in which domains are sampled next. Not called yet in this version.
+    """Set the proportions in which domains are sampled next.
 
     Fires at the end of a step, before a checkpoint is written, when ``step >= warmup_step`` and
     ``step % update_step == 0``. Runs in the trainer process.
 
     Args:
-        stats: counts and scores of the step's sessions by domain, each (K,).
+        stats: counts and scores of the step's sessions by domain, each (K,), dropped and evicted ones included.
         ctx: step, local update, mode, estimator, the previous step's metrics.
 
     Returns:
-        A DomainDecision: K proportions that sum to 1. One owner. None keeps the proportions.
+        A DomainDecision: K proportions, in force from the very next prompt. One owner. None keeps the proportions.
+        Besides the hook a plugin may have ``start(domains)``, called once before the first prompt, which may return
+        proportions to begin with; and ``observes`` (``"post_reward"`` or ``"post_advantage"``) with ``observe(batch,
+        ctx)``, called there in every step, warm-up included, with all rows and those that verl's filter evicted.
 
     Raises:
-        Anything: stops the run with the plugin's label, distribution, hook and step. Until the trainer calls this hook,
-        a plugin that implements it is refused at start, so that nothing is ignored in silence.
+        Anything: stops the run with the plugin's label, distribution, hook and step.
 
     Example::
 
@@ -139,7 +143,7 @@ def on_domain_stats(stats: DomainStats, ctx: StepContext) -> DomainDecision | No
                 k = len(stats.domains)
                 return DomainDecision(proportions=torch.full((k,), 1 / k))
 
-    Since: 0.1 (specified, not called).
+    Since: 0.1.
     """
 
 
@@ -153,5 +157,5 @@ HOOKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Argument names of every hook."""
 
-CALLED = frozenset({"post_reward", "post_advantage"})
+CALLED = frozenset({"pre_rollout", "post_reward", "post_advantage", "on_domain_stats"})
 """The hooks that this version's trainer calls."""

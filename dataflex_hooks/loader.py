@@ -23,12 +23,15 @@ class BuiltPlugin:
     version: str | None = None
 
 
-def build_plugin(settings: PluginSettings, shared: Mapping[str, object]) -> BuiltPlugin:
+def build_plugin(
+    settings: PluginSettings, shared: Mapping[str, object], facts: Mapping[str, object] | None = None
+) -> BuiltPlugin:
     """Load the plugin and construct it.
 
     Args:
         settings: one plugin's.
         shared: top-level settings for every plugin whose constructor names them; the plugin's own win.
+        facts: what the host knows of the run, for every plugin that names it in ``host_keywords``.
 
     Raises:
         ConfigError: everything wrong, with full setting paths.
@@ -38,13 +41,17 @@ def build_plugin(settings: PluginSettings, shared: Mapping[str, object]) -> Buil
     except ConfigError as error:
         raise ConfigError(error.under(settings.plugin_setting)) from error.__cause__
     if loaded is None:
-        raise ConfigError([_unknown(settings.plugin).under(settings.plugin_setting), *_as_if_meant(settings, shared)])
+        raise ConfigError(
+            [_unknown(settings.plugin).under(settings.plugin_setting), *_as_if_meant(settings, shared, facts)]
+        )
     target = loaded.target
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         raise ConfigError([_no_class(target).under(settings.plugin_setting)])
     taken = {name: shared[name] for name in shared_taken(settings, shared)}
+    asked: frozenset[str] = getattr(target, "host_keywords", frozenset())
+    known = {name: value for name, value in (facts or {}).items() if name in asked}
     try:
-        plugin = construct(target, settings.keywords, taken)
+        plugin = construct(target, settings.keywords, {**taken, **known}, reserved=asked)
     except ConfigError as error:
         raise ConfigError(error.under(settings.path)) from error.__cause__
     return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version)
@@ -74,13 +81,15 @@ def _no_class(target: object) -> Problem:
     return Problem("", discovery.describe(target), accepted, hint)
 
 
-def _as_if_meant(settings: PluginSettings, shared: Mapping[str, object]) -> list[Problem]:
+def _as_if_meant(
+    settings: PluginSettings, shared: Mapping[str, object], facts: Mapping[str, object] | None
+) -> list[Problem]:
     """Return what else is wrong, read as settings of the plugin whose name was probably meant."""
     meant = nearest(settings.plugin, discovery.entry_point_names())
     if meant is None:
         return []
     try:
-        build_plugin(replace(settings, plugin=meant), shared)
+        build_plugin(replace(settings, plugin=meant), shared, facts)
     except ConfigError as error:
         return error.problems
     return []

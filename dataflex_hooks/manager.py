@@ -10,24 +10,28 @@ from typing import Any, TypeVar
 import pluggy
 from omegaconf import DictConfig
 
-from dataflex_hooks import hookspecs
+from dataflex_hooks import hookspecs, state
 from dataflex_hooks.batch import ALIASES, RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import DataFlexConfig, read
 from dataflex_hooks.context import StepContext
+from dataflex_hooks.domain_calls import DomainCalls
 from dataflex_hooks.entries import Entry, admit, group_problems, loss_problems, unconfigured
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
 from dataflex_hooks.markers import GROUP
 from dataflex_hooks.merge import MergedUpdate, merge_resolved
 from dataflex_hooks.merge_reward import Generated, MergedReward, merge_reward
+from dataflex_hooks.metric_names import label_metric
 from dataflex_hooks.resolve import ResolvedReward, ResolvedUpdate, resolve_rewards, resolve_update
+from dataflex_hooks.state import Restored, SavedPlugin
+from dataflex_hooks.trace import CallLog
 
 _log = logging.getLogger("dataflex_hooks")
 R = TypeVar("R")
 
 
-class HookManager:
+class HookManager(DomainCalls):
     """The plugins of one run.
 
     Args:
@@ -35,6 +39,7 @@ class HookManager:
 
     Attributes:
         config: the validated ``dataflex`` block; defaults when not built from one.
+        calls: time and number of the plugins' calls; the host takes the metrics from it, once an update.
 
     Raises:
         ConfigError: a plugin fails the checks at registration.
@@ -46,6 +51,7 @@ class HookManager:
         self._pluggy.add_hookspecs(hookspecs)
         self._entries: dict[str, Entry] = {}
         self._disabled: set[str] = set()
+        self.calls = CallLog()
         for label, plugin in (plugins or {}).items():
             self.register(label, plugin)
 
@@ -56,6 +62,8 @@ class HookManager:
         *,
         estimator: str,
         has_groups: bool | None,
+        rollout_n: int | None = None,
+        response_length: int | None = None,
         extra_plugins: Mapping[str, object] | None = None,
     ) -> HookManager:
         """Build the plugins that a ``dataflex`` block names.
@@ -64,6 +72,8 @@ class HookManager:
             config: what stands under ``dataflex``, or None.
             estimator: advantage estimator of the run.
             has_groups: whether a prompt has several rollouts (``rollout.n > 1``); None judges by the estimator.
+            rollout_n: rollouts of a prompt, as far as the host knows; components get it as ``rollouts``.
+            response_length: length limit of responses in tokens, as far as the host knows.
             extra_plugins: plugin objects by label, called after the configured ones.
 
         Raises:
@@ -72,10 +82,11 @@ class HookManager:
         manager = cls()
         manager.config, problems = read(config)
         taken: set[str] = set()
+        facts = {"rollouts": rollout_n, "response_length": response_length}
         for settings in manager.config.plugins:
             taken |= shared_taken(settings, manager.config.shared)
             try:
-                built = build_plugin(settings, manager.config.shared)
+                built = build_plugin(settings, manager.config.shared, facts)
             except ConfigError as error:
                 problems += error.problems
                 continue
@@ -115,6 +126,10 @@ class HookManager:
     def labels(self) -> tuple[str, ...]:
         """Labels in call order."""
         return tuple(self._entries)
+
+    def origin(self, label: str, hook: str, step: int) -> Origin:
+        """Return what an error of the plugin under ``label`` says about where it happened; for the host."""
+        return self._entries[label].origin(hook, step)
 
     def plan(self) -> list[dict[str, Any]]:
         """Describe the plugins in call order, in plain values: what runs, from where, when, and what it may decide."""
@@ -169,19 +184,14 @@ class HookManager:
             PluginError: a plugin failed, or returned what it must not.
         """
         resolved: list[ResolvedReward] = []
-        metrics: dict[str, float] = {}
         called = self._called_at("post_reward", ctx.step)
         for entry in sorted(called, key=lambda e: "rewards" not in e.declared.provides):
-            started = time.perf_counter()
             decision = self._decide(entry, "post_reward", batch, ctx, resolve_rewards)
-            metrics[f"timing_s/dataflex/{entry.label}"] = time.perf_counter() - started
             if decision is not None:
                 resolved.append(decision)
                 if decision.rewards is not None:
                     batch = batch.with_token_field("rm_scores", decision.rewards)
-        merged = merge_reward(resolved, batch, self.config.keep_rules)
-        merged.metrics.update(metrics)
-        return merged
+        return merge_reward(resolved, batch, self.config.keep_rules)
 
     def post_advantage(
         self,
@@ -202,17 +212,13 @@ class HookManager:
             PluginError: a plugin failed, or returned what it must not.
         """
         resolved: list[ResolvedUpdate] = []
-        metrics: dict[str, float] = {}
         for entry in self._called_at("post_advantage", ctx.step):
-            started = time.perf_counter()
             decision = self._decide(entry, "post_advantage", batch, ctx, resolve_update)
-            metrics[f"timing_s/dataflex/{entry.label}"] = time.perf_counter() - started
             if decision is not None:
                 resolved.append(decision)
         config = self.config
         merged = merge_resolved(resolved, batch, coefficients, config.mask_scale, config.keep_rules, generated)
-        merged.metrics.update(metrics)
-        merged.metrics.update({f"dataflex/{label}/disabled": 1.0 for label in sorted(self._disabled)})
+        merged.metrics.update({label_metric(label, "disabled"): 1.0 for label in sorted(self._disabled)})
         return merged
 
     def _decide(
@@ -224,11 +230,13 @@ class HookManager:
         resolve: Callable[[Any, RolloutBatch, Origin], R],
     ) -> R | None:
         origin = entry.origin(hook, ctx.step)
+        started, decision = time.perf_counter(), None
         try:
             decision = self._call(entry, hook, batch=batch, ctx=ctx)
             entry.check(decision, origin)
             resolved = None if decision is None else resolve(decision, batch, origin)
         except Exception as error:
+            self.calls.add(origin, batch, decision, time.perf_counter() - started, error)
             _refuse_mutation(batch, origin, error)
             if entry.built.settings.on_error == "disable":
                 _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
@@ -237,6 +245,7 @@ class HookManager:
             if isinstance(error, PluginError):
                 raise
             raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+        self.calls.add(origin, batch, decision, time.perf_counter() - started)
         _refuse_mutation(batch, origin, None)
         return resolved
 
@@ -246,19 +255,32 @@ class HookManager:
         results = self._pluggy.subset_hook_caller(hook, remove_plugins=others)(**arguments)
         return results[0] if results else None
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of every plugin that has a ``state_dict`` method, by label."""
-        return {label: e.plugin.state_dict() for label, e in self._entries.items() if hasattr(e.plugin, "state_dict")}
+    def state_dict(self, step: int = 0) -> dict[str, SavedPlugin]:
+        """Return every plugin as a checkpoint of ``step`` keeps it, with its state where it has any, by label.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give every plugin its saved state; warn of state without a plugin and of plugins without state."""
-        stateful = {label: e.plugin for label, e in self._entries.items() if hasattr(e.plugin, "load_state_dict")}
-        for label in sorted(state.keys() - stateful.keys()):
-            _log.warning("the checkpoint has state of plugin %r, which this run does not have: it is dropped", label)
-        for label in sorted(stateful.keys() - state.keys()):
-            _log.warning("the checkpoint has no state of plugin %r: it starts afresh", label)
-        for label in sorted(stateful.keys() & state.keys()):
-            stateful[label].load_state_dict(state[label])
+        Raises:
+            PluginError: a plugin's ``state_dict`` failed, or holds a value that cannot be stored.
+        """
+        return state.collect(self._entries.values(), self._disabled, step)
+
+    def state_problems(self, saved: Mapping[str, SavedPlugin], place: str) -> list[Problem]:
+        """Return what keeps this run from resuming with the plugins of the checkpoint at ``place``."""
+        return state.problems(self._entries.values(), saved, self.config.resume, place)
+
+    def load_state_dict(self, saved: Mapping[str, SavedPlugin], step: int = 0, place: str = "") -> Restored:
+        """Give every plugin its state of the checkpoint ``place``, written at ``step``.
+
+        Raises:
+            ConfigError: ``dataflex.resume`` is strict and the plugins with state are not the same.
+            PluginError: a plugin could not take its state.
+        """
+        if self.config.resume == "fresh":
+            saved = {}
+        if problems := self.state_problems(saved, place):
+            raise ConfigError(problems)
+        restored = state.restore(self._entries.values(), saved, step)
+        self._disabled |= set(restored.disabled)
+        return restored
 
 
 def _refuse_mutation(batch: RolloutBatch, origin: Origin, cause: Exception | None) -> None:

@@ -20,7 +20,7 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.decisions import UpdateDecision
 from dataflex_hooks.errors import DecisionError, Origin
 from dataflex_hooks.keep import KeepRules, RowKeep, shortfall
-from dataflex_hooks.merge_metrics import exact_sum, update_metrics
+from dataflex_hooks.merge_metrics import exact_sum, neutral_metrics, update_metrics
 from dataflex_hooks.merge_reward import Generated
 from dataflex_hooks.resolve import ResolvedUpdate, resolve_update
 
@@ -101,6 +101,8 @@ def merge_resolved(
     generated: Generated | None = None,
 ) -> MergedUpdate:
     """Merge decisions that :func:`~dataflex_hooks.resolve.resolve_update` has checked; see :func:`merge_update`."""
+    if not decisions and (rules is None or rules.min_keep is None):
+        return _neutral(batch, generated or Generated.of(batch))
     decisions = sorted(decisions, key=lambda decision: decision.label)
     tokenwise = [d.origin for d in decisions if d.mask_per_token or d.factor_per_token]
     if tokenwise and not coefficients.per_token:
@@ -210,6 +212,22 @@ def _factors(
         if decision.update_scale is not None:
             update_scale *= decision.update_scale
     return normalised, raw, update_scale
+
+
+def _neutral(batch: RolloutBatch, generated: Generated) -> MergedUpdate:
+    """Nobody decided anything: no work on tokens beyond what the batch remembers."""
+    return MergedUpdate(
+        weights=batch.valid_weights,
+        in_batch=None,
+        excluded=None,
+        row_keep=batch.n_valid > 0,
+        token_mask=torch.ones((), dtype=torch.bool, device=batch.offsets.device).expand(batch.n_tokens),
+        per_token=False,
+        update_scale=1.0,
+        skip_update=False,
+        changed=False,
+        metrics=neutral_metrics(batch, generated),
+    )
 
 
 def _per_token(values: Tensor, per_token: bool, batch: RolloutBatch) -> Tensor:

@@ -1,7 +1,7 @@
 """What is logged about a merged update.
 
-verl guesses how to reduce a metric from "max", "min", "sum" and "total" in its name; no fixed part of a name holds
-them.
+verl guesses how to reduce a metric from "max", "min", "sum" and "total" in its name; a fixed part of a name holds
+"total" where a count is to be added up over the updates of a step, and none of the others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.errors import FieldError
 from dataflex_hooks.merge_reward import Generated
+from dataflex_hooks.metric_names import label_metric
 from dataflex_hooks.resolve import ResolvedUpdate
 from dataflex_hooks.segments import segment_sum
 
@@ -39,15 +40,16 @@ def update_metrics(
     coefficients, the factor on the policy-gradient loss; ``weight_std`` likewise, ``weight_kept_mean`` over kept tokens
     only, ``weight_largest``. ``ess_frac``: (sum w)^2 / (n sum w^2) over rows. ``reward_all``, ``reward_kept``: mean
     reward of all generated and of kept sessions, where rewards are in the batch and any session is kept. Per plugin:
-    ``<label>/kept_frac`` of its own mask and drop, ``<label>/masked_rows/<reason>`` and
-    ``<label>/dropped_rows/<reason>`` (counts), ``<label>/weight_mean``, ``<label>/weight_std`` of its weights as given.
+    ``<label>/kept_frac`` of its own mask and drop, ``<label>/masked_rows_total/<reason>`` and
+    ``<label>/dropped_rows_total/<reason>`` (counts), ``<label>/weight_mean``, ``<label>/weight_std`` of its weights as
+    given.
     """
     valid = batch.response_mask
     session_kept = _sessions_with(kept, batch)
     group_kept = torch.bincount(batch.group[batch.row_of_token[kept]], minlength=batch.n_groups) > 0
     merged = weights.to(torch.float64)
     mean, std = _mean_and_std(merged, coefficient, batch)
-    metrics = {
+    merged_metrics = {
         "kept_frac": int(session_kept.sum()) / max(1, generated.rollouts),
         "kept_groups_frac": int(group_kept.sum()) / max(1, generated.groups),
         "kept_tokens_frac": int(kept.sum()) / max(1, int(valid.sum())),
@@ -58,14 +60,37 @@ def update_metrics(
         "ess_frac": _effective_share(batch.mean_over_tokens(weights).to(torch.float64)),
         **_reward_metrics(session_kept, batch, generated),
     }
+    metrics = {f"dataflex/{name}": value for name, value in merged_metrics.items()}
     for decision in decisions:
         if decision.mask is not None or decision.keep is not None:
             metrics |= _own_metrics(decision, batch)
         if decision.factor is not None:
             factor = decision.factor if decision.factor_per_token else batch.expand_rows(decision.factor)
             mean, std = _mean_and_std(factor, coefficient, batch)
-            metrics[f"{decision.label}/weight_mean"] = mean
-            metrics[f"{decision.label}/weight_std"] = std
+            metrics[label_metric(decision.label, "weight_mean")] = mean
+            metrics[label_metric(decision.label, "weight_std")] = std
+    return metrics
+
+
+def neutral_metrics(batch: RolloutBatch, generated: Generated) -> dict[str, float]:
+    """What :func:`update_metrics` says of an update that nobody decided anything about, without looking at tokens."""
+    has_valid = batch.n_valid > 0
+    session_kept = torch.zeros(batch.n_sessions, dtype=torch.bool, device=has_valid.device)
+    session_kept[batch.session[has_valid]] = True
+    group_kept = torch.zeros(batch.n_groups, dtype=torch.bool, device=has_valid.device)
+    group_kept[batch.group[has_valid]] = True
+    any_valid = float(bool(has_valid.any()))
+    metrics = {
+        "kept_frac": int(session_kept.sum()) / max(1, generated.rollouts),
+        "kept_groups_frac": int(group_kept.sum()) / max(1, generated.groups),
+        "kept_tokens_frac": any_valid,
+        "weight_mean": any_valid,
+        "weight_std": 0.0,
+        "weight_kept_mean": any_valid,
+        "weight_largest": any_valid,
+        "ess_frac": _share(has_valid),
+        **_reward_metrics(session_kept, batch, generated),
+    }
     return {f"dataflex/{name}": value for name, value in metrics.items()}
 
 
@@ -75,13 +100,13 @@ def _own_metrics(decision: ResolvedUpdate, batch: RolloutBatch) -> dict[str, flo
     if decision.mask is not None:
         own = own & (decision.mask if decision.mask_per_token else batch.expand_rows(decision.mask))
         rows = torch.bincount(batch.row_of_token[own], minlength=batch.bs)
-        metrics[f"masked_rows/{decision.reason}"] = float((rows == 0).sum())
+        metrics[label_metric(decision.label, "masked_rows_total", decision.reason)] = float((rows == 0).sum())
     if decision.keep is not None:
         own = own & batch.expand_rows(decision.keep)
-        metrics[f"dropped_rows/{decision.reason}"] = float((~decision.keep).sum())
+        metrics[label_metric(decision.label, "dropped_rows_total", decision.reason)] = float((~decision.keep).sum())
     named = metrics if decision.reason else {}
-    named["kept_frac"] = _share(_sessions_with(own, batch))
-    return {f"{decision.label}/{name}": value for name, value in named.items()}
+    named[label_metric(decision.label, "kept_frac")] = _share(_sessions_with(own, batch))
+    return named
 
 
 def _sessions_with(tokens: Tensor, batch: RolloutBatch) -> Tensor:
@@ -112,6 +137,8 @@ def _reward_metrics(session_kept: Tensor, batch: RolloutBatch, generated: Genera
         rewards = batch.session_rewards
     except FieldError:
         return metrics
-    if bool(session_kept.any()):
+    if bool(session_kept.all()) and len(rewards):
+        metrics["reward_kept"] = batch.mean_reward
+    elif bool(session_kept.any()):
         metrics["reward_kept"] = math.fsum(rewards[session_kept].tolist()) / int(session_kept.sum())
     return metrics

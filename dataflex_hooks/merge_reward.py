@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +13,7 @@ from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.decisions import AddedRow
 from dataflex_hooks.errors import DecisionError, FieldError
 from dataflex_hooks.keep import KeepRules, groups_of, sessions_of, shortfall
+from dataflex_hooks.metric_names import label_metric
 from dataflex_hooks.resolve import ResolvedReward
 
 Advantages = Literal["kept", "group"]
@@ -36,10 +36,9 @@ class Generated:
     def of(cls, batch: RolloutBatch) -> Generated:
         """Count a batch of which nothing has been dropped."""
         try:
-            rewards = batch.session_rewards
+            return cls(batch.n_sessions, batch.n_groups, batch.mean_reward)
         except FieldError:
             return cls(batch.n_sessions, batch.n_groups, None)
-        return cls(batch.n_sessions, batch.n_groups, math.fsum(rewards.tolist()) / max(1, batch.n_sessions))
 
 
 @dataclass(frozen=True)
@@ -122,16 +121,18 @@ def _advantages(decisions: Sequence[ResolvedReward]) -> Advantages | None:
 def _metrics(
     decisions: Sequence[ResolvedReward], kept: Tensor, fell_back: bool, batch: RolloutBatch
 ) -> dict[str, float]:
-    metrics = {
+    merged = {
         "kept_frac": int(sessions_of(kept, batch).sum()) / max(1, batch.n_sessions),
         "kept_groups_frac": int(groups_of(kept, batch).sum()) / max(1, batch.n_groups),
         "dropped_frac": int((~sessions_of(kept, batch)).sum()) / max(1, batch.n_sessions),
         "fallback": float(fell_back),
     }
+    metrics = {f"dataflex/{name}": value for name, value in merged.items()}
     for decision in decisions:
         if decision.keep is not None:
             own = sessions_of(decision.keep, batch)
-            metrics[f"{decision.label}/kept_frac"] = int(own.sum()) / max(1, batch.n_sessions)
+            metrics[label_metric(decision.label, "kept_frac")] = int(own.sum()) / max(1, batch.n_sessions)
             if decision.reason:
-                metrics[f"{decision.label}/dropped_rows/{decision.reason}"] = float((~decision.keep).sum())
-    return {f"dataflex/{name}": value for name, value in metrics.items()}
+                name = label_metric(decision.label, "dropped_rows_total", decision.reason)
+                metrics[name] = float((~decision.keep).sum())
+    return metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from dataflex_hooks.errors import ConfigError, Problem, did_you_mean, one_of
+from dataflex_hooks.errors import NOTHING, ConfigError, Problem, did_you_mean, one_of
 
 
 class ParameterChecks:
@@ -40,6 +40,13 @@ class ParameterChecks:
         self.refuse(parameter, given, " ".join([kind, " and ".join(bounds)]).strip())
         return 1.0
 
+    def integer(self, parameter: str, given: object, *, at_least: int) -> int:
+        """Return ``given`` if it is a whole number within the bound."""
+        if isinstance(given, int) and not isinstance(given, bool) and given >= at_least:
+            return given
+        self.refuse(parameter, NOTHING if given is None else given, f"an integer >= {at_least}")
+        return max(at_least, 1)
+
     def flag(self, parameter: str, given: object) -> bool:
         """Return ``given`` if it is a bool."""
         if not isinstance(given, bool):
@@ -56,6 +63,15 @@ class ParameterChecks:
     def refuse(self, parameter: str, given: object, accepted: str) -> None:
         """Record that ``given`` is wrong for ``parameter``."""
         self._problems.append(Problem(parameter, given, accepted))
+
+    @property
+    def failed(self) -> int:
+        """How many problems were found so far."""
+        return len(self._problems)
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        """Record problems found elsewhere; their settings are parameter names."""
+        self._problems += problems
 
     def finish(self) -> None:
         """Raise ConfigError with everything refused so far, if anything was."""

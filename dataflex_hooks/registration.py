@@ -37,7 +37,7 @@ def inspect_plugin(pluggy_manager: pluggy.PluginManager, plugin: object) -> tupl
     if inspect.isclass(plugin):
         hint = f"register an instance: {plugin.__name__}()"
         return empty, [Problem("", describe(plugin), "an instance of a plugin class", hint)]
-    problems = _hashable_problems(plugin)
+    problems = [*_hashable_problems(plugin), *_state_problems(plugin)]
     hooks = []
     for name in dir(plugin):
         options = pluggy_manager.parse_hookimpl_opts(plugin, name)
@@ -68,6 +68,16 @@ def _hashable_problems(plugin: object) -> list[Problem]:
         hint = "a dataclass is with @dataclass(eq=False)"
         return [Problem("", describe(plugin), "a plugin that is hashable", hint)]
     return []
+
+
+def _state_problems(plugin: object) -> list[Problem]:
+    methods = ("state_dict", "load_state_dict")
+    there = [name for name in methods if callable(getattr(plugin, name, None))]
+    if len(there) != 1:
+        return []
+    (missing,) = set(methods) - set(there)
+    hint = "a checkpoint saves state through the one and restores it through the other"
+    return [Problem("", Described(f"{there[0]} without {missing}"), "both methods or neither", hint)]
 
 
 def _undecorated_problems(plugin: object, name: str) -> list[Problem]:

@@ -22,7 +22,12 @@ KINDS: Mapping[str, type[Component]] = MappingProxyType(
 USED_BY: Mapping[str, str] = MappingProxyType({"selector": "select", "reweighter": "reweight", "mixer": "mix"})
 """Which mechanism an actuator of each kind belongs to."""
 
-_BUILT_IN = ("dataflex_hooks.scorers", "dataflex_hooks.selectors", "dataflex_hooks.reweighters")
+_BUILT_IN = (
+    "dataflex_hooks.scorers",
+    "dataflex_hooks.selectors",
+    "dataflex_hooks.reweighters",
+    "dataflex_hooks.mixers",
+)
 
 
 class Registry:

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dataflex_hooks.segments import row_blocks
+
 # Odd 64-bit constants of splitmix64 (Steele, Lea, Flood 2014) and, as polynomial base, of PCG (O'Neill 2014).
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -54,13 +56,17 @@ def content_hash(values: Tensor, offsets: Tensor) -> NDArray[np.int64]:
     """
     starts = offsets.cpu().numpy()
     lengths = np.diff(starts)
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    position = np.arange(len(row)) - starts[row]
-    tokens = values.cpu().numpy().astype(np.uint64) + np.uint64(1)
-    tokens *= _MIX_1
-    tokens ^= tokens >> np.uint64(29)
-    tokens *= _MIX_2
+    tokens = values.cpu().numpy()
     powers = np.cumprod(np.full(lengths.max(initial=0), _BASE, dtype=np.uint64))
     hashes = lengths.astype(np.uint64)
-    np.add.at(hashes, row, tokens * powers[position])
+    for rows, block, first in row_blocks(starts):
+        if not len(first):
+            continue
+        mixed = tokens[block].astype(np.uint64) + np.uint64(1)
+        mixed *= _MIX_1
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= _MIX_2
+        filled = lengths[rows] > 0
+        mixed *= powers[np.arange(len(mixed)) - np.repeat(first, lengths[rows][filled])]
+        hashes[rows][filled] += np.add.reduceat(mixed, first)
     return hashes.view(np.int64)

@@ -30,6 +30,7 @@ class Rows:
         uid: (bs,) object array.
         session_number, output_index: (bs,) int64, as written in the key.
         group, session: (bs,) int64, dense ids from 0 in order of (uid) and (uid, session number).
+        group_of_session: (n_sessions,) int64, never falling: a group's sessions stand together.
         n_groups, n_sessions, n_tokens: how many; tokens include those of tools.
         offsets, lengths: (bs + 1,) and (bs,) int64, tokens.
         row_of_token, position: (T,) int64, the row of each token and its place in that row.
@@ -60,7 +61,7 @@ class Rows:
         by_output = np.lexsort((parsed.output_index, session))
         arrays = (parsed.session_number, parsed.output_index, pairs[:, 0], session, sessions[:, 0], by_output)
         tensors = [torch.from_numpy(np.ascontiguousarray(array)).to(offsets.device) for array in arrays]
-        self.session_number, self.output_index, self.group, self.session, self._group_of_session, self._by_output = (
+        self.session_number, self.output_index, self.group, self.session, self.group_of_session, self._by_output = (
             tensors
         )
 
@@ -85,11 +86,11 @@ class Rows:
 
     def per_group(self, session_scores: Tensor) -> Tensor:
         """Average (n_sessions,) scores over each group's sessions: (n_groups,) float32."""
-        return segment_mean(session_scores, self._group_of_session, self.n_groups).to(torch.float32)
+        return segment_mean(session_scores, self.group_of_session, self.n_groups).to(torch.float32)
 
     def sessions_per_group(self, which: Tensor | None = None) -> Tensor:
         """Count each group's sessions, or those marked in ``which`` (n_sessions,) bool: (n_groups,) int64."""
-        group = self._group_of_session if which is None else self._group_of_session[which]
+        group = self.group_of_session if which is None else self.group_of_session[which]
         return torch.bincount(group, minlength=self.n_groups)
 
     def expand_groups(self, group_scores: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dataflex_hooks import (
     RolloutBatch,
 )
 from dataflex_hooks.entries import GROUP_ESTIMATORS
-from dataflex_verl import bridge, drop, group_advantages
+from dataflex_verl import added_passes, bridge, drop, group_advantages
 from dataflex_verl.deal import fill
 from dataflex_verl.drop_checks import shuffle_problem, shuffled
 from dataflex_verl.estimators import why_no_group_advantages
@@ -35,13 +35,15 @@ class StepState:
 
     Attributes:
         generated: the step before anything was dropped, None while nothing has looked.
-        dropped: rows have left the batch.
+        resized: rows have left the batch or come to it, and are spread evenly over its mini-batches.
+        added: rows have come to it.
         skip_update: no optimizer step is to be made.
         advantages: to write after verl's estimator, None to leave its own.
     """
 
     generated: Generated | None = None
-    dropped: bool = False
+    resized: bool = False
+    added: bool = False
     skip_update: bool = False
     advantages: group_advantages.GroupAdvantages | None = None
 
@@ -79,7 +81,7 @@ def apply_reward(
         if not bool(keep.any()):
             state.skip_update = True
             return batch, metrics
-    state.dropped = True
+    state.resized = True
     return drop.drop(batch, _by_position(batch, rows.keys, keep)), metrics
 
 
@@ -107,12 +109,14 @@ def apply_update(
         refuse_shuffle(config)
         batch = drop.drop_padded(batch, _by_position(batch, rows.keys, keep), shape())
         factor = None if factor is None else factor[rows.view.expand_rows(keep)]
-        weights, state.dropped = weights.select(keep), True
+        weights, state.resized = weights.select(keep), True
     if merged.excluded is not None:
         out = merged.excluded if keep is None else merged.excluded & keep
         mask = rows.of(rows.view.values("response_mask")).select(out)
         batch = bridge.write_field(batch, "response_mask", mask.times(torch.zeros(len(mask.keys))))
-    if state.dropped and coefficients.divides_by_rows:
+    if state.added:
+        weights, factor = added_passes.join(batch, weights, factor, merged.update_scale, settings.apply_to)
+    if state.resized and coefficients.divides_by_rows:
         filled, metrics = _fill(batch, weights.keys, shape(), settings.max_fill)
         weights, changed = weights.times(filled), changed or bool((filled != 1).any())
     if not changed:
@@ -153,5 +157,5 @@ def _lone_rows(view: RolloutBatch, keep: torch.Tensor) -> torch.Tensor:
 
 
 def _by_position(batch: KVBatchMeta, keys: list[str], keep: torch.Tensor) -> list[bool]:
-    stays = {key for key, kept in zip(keys, keep.tolist(), strict=True) if kept}
+    stays = {key for key, kept in zip(keys, keep.tolist(), strict=True) if kept} | set(added_passes.added_keys(batch))
     return [key in stays for key in batch.keys]

@@ -29,7 +29,8 @@ def build_from_config(
     Args:
         cfg: ``mechanism``, ``scorer``, ``actuator`` and the settings beside them.
         adv_estimator: the run's; a group scorer is refused under one without groups. None checks nothing.
-        runtime: ``domains`` and ``window`` of the host; they stand in for those that ``cfg`` does not set.
+        runtime: ``domains`` and ``window`` of the host; they stand in for those that ``cfg`` does not set. Also the
+            facts ``rollouts`` and ``response_length``.
 
     Returns:
         The scorer, the actuator, and the other settings: ``mechanism``, ``warmup_step``, ``update_step``, ``domains``,
@@ -52,7 +53,15 @@ def build_from_config(
         raise ConfigError(problems)
     kind = _KIND_OF[str(mechanism)]
     try:
-        built = build_pair(kind, block.get("scorer"), block.get("actuator"), host.get("domains"), host.get("window"))
+        built = build_pair(
+            kind,
+            block.get("scorer"),
+            block.get("actuator"),
+            host.get("domains"),
+            host.get("window"),
+            host.get("rollouts"),
+            host.get("response_length"),
+        )
         validate_compat(built[0], adv_estimator)
     except ConfigError as error:
         problems += error.problems

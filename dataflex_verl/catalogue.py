@@ -116,10 +116,22 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "Give one that is accepted.",
         ),
         Entry(
+            "A schedule out of order",
+            ("+dataflex=topk", "++dataflex.plugins.topk.actuator.params.fraction='{100:0.5,0:1.0}'"),
+            "A mapping of training steps to numbers is a schedule, and its steps have to rise.",
+            "Put the earlier step first.",
+        ),
+        Entry(
+            "A filter that keeps everything",
+            ("+dataflex=gfpo", "++dataflex.plugins.gfpo.actuator.params.k=8"),
+            "Of the 8 responses to a prompt it keeps 8.",
+            "Sample more (`actor_rollout_ref.rollout.n`), or keep fewer.",
+        ),
+        Entry(
             "A mechanism of a later version",
-            _short("reward_difficulty", "static", "mix"),
-            "This version selects and reweights.",
-            "Wait for it, or use `select` or `reweight`.",
+            _short("reward_difficulty", "static", "curriculum"),
+            "This version selects, reweights and mixes.",
+            "Wait for it, or use `select`, `reweight` or `mix`.",
         ),
     ),
     "Names and pairs": (
@@ -166,6 +178,12 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             ("+dataflex=ar", f"{LOSS}=geo_mean"),
             "A weight per token is no factor on that token's term in this loss.",
             "Use a method that decides per response, or another loss.",
+        ),
+        Entry(
+            "Entropies that nobody computes",
+            ("+dataflex=high_entropy", "algorithm.rollout_correction.bypass_mode=true"),
+            "verl computes the entropy of tokens together with old log-probs, a pass that this mode leaves out.",
+            "Leave the mode off, or use a method that needs no entropy.",
         ),
         Entry(
             "A setting that mixes up rows",

@@ -21,7 +21,25 @@ RUNNING_ENTRIES: tuple[tuple[str, str, str, str], ...] = (
     ("A mask that is no mask", "mask", "Graded values in a mask.", "Return them as `weights`."),
     ("A batch changed in place", "mutation", "Batches are shared by all plugins.", "Work on `tensor.clone()`."),
     ("A field that was not asked for", "field", "Only declared fields are fetched.", "List it in `requires`."),
+    (
+        "A signal that the reward function does not return",
+        "signal",
+        "`signal` names a key of the dict that the reward function returns.",
+        "Use one that is there, or return it.",
+    ),
     ("A part that was not declared", "part", "`provides` tells the host what may clash.", "Add it to `provides`."),
+    (
+        "A state that cannot be stored",
+        "state",
+        "Checkpoints hold JSON and safetensors, never pickles.",
+        "Return dicts, lists, tuples, numbers, strings, numpy arrays and tensors from `state_dict`.",
+    ),
+    (
+        "A checkpoint of other plugins",
+        "resume",
+        "State would be lost, or a plugin would start in the middle without any.",
+        "Resume with the plugins of the checkpoint, or say with `dataflex.resume` that the difference is meant.",
+    ),
 )
 
 
@@ -30,21 +48,56 @@ def running_message(case: str) -> str:
     import torch
 
     from dataflex_hooks import HookManager, LossCoefficients, PluginError, RolloutBatch, StepContext, UpdateDecision
+    from dataflex_hooks.signals import session_signal
 
     decide: dict[str, Callable[[RolloutBatch], UpdateDecision]] = {
         "nan": lambda batch: UpdateDecision(weights=torch.full((batch.bs,), torch.nan)),
         "mask": lambda batch: UpdateDecision(mask=torch.full((batch.bs,), 0.5)),
         "mutation": lambda batch: UpdateDecision(mask=batch.values("rm_scores").mul_(0) == 0),
         "field": lambda batch: UpdateDecision(weights=batch.values("old_log_probs")),
+        "signal": lambda batch: UpdateDecision(weights=batch.expand_sessions(session_signal(batch, "format"))),
         "part": lambda batch: UpdateDecision(skip_update=True),
     }
+    if case in ("state", "resume"):
+        return _state_message(case)
     ones = torch.ones(4)
     fields = {"response_mask": ones.long(), "rm_scores": ones.clone(), "advantages": ones.clone()}
-    batch = RolloutBatch(["a_0_0", "a_1_0"], torch.tensor([0, 2, 4]), {}, fields)
+    columns = {"extra_fields": [{"reward_extra_info": {"acc": 1.0}}, {"reward_extra_info": {"acc": 0.0}}]}
+    batch = RolloutBatch(["a_0_0", "a_1_0"], torch.tensor([0, 2, 4]), columns, fields)
     manager = HookManager({"mine": _plugin(decide[case])})
     try:
         manager.post_advantage(batch, StepContext(step=7), LossCoefficients("token"))
     except PluginError as error:
+        return str(error)
+    raise AssertionError(f"{case} raised nothing")
+
+
+def _state_message(case: str) -> str:
+    from dataflex_hooks import ConfigError, HookManager, PluginError, hookimpl
+
+    class Mine:
+        seen: object = frozenset({1})
+
+        @hookimpl
+        def post_advantage(self, batch: object) -> None:
+            return None
+
+        def state_dict(self) -> dict[str, object]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, object]) -> None:
+            self.seen = state["seen"]
+
+    plugin = Mine()
+    Mine.__module__, Mine.__qualname__ = "mine", "Mine"
+    manager = HookManager({"mine": plugin})
+    try:
+        if case == "resume":
+            plugin.seen = 1
+            saved = manager.state_dict(7)
+            HookManager({"other": Mine()}).load_state_dict(saved, 7, "checkpoints/global_step_7")
+        manager.state_dict(7)
+    except (PluginError, ConfigError) as error:
         return str(error)
     raise AssertionError(f"{case} raised nothing")
 

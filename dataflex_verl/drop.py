@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
+from dataflex_verl.added_rows import ADDED
 from dataflex_verl.deal import Layout, deal, occupied
 
 
@@ -38,8 +39,8 @@ class Shape:
 
 
 def is_real(batch: KVBatchMeta) -> NDArray[np.bool_]:
-    """(rows,) which rows of the batch are no padding."""
-    return np.array([not tag.get("is_padding", False) for tag in batch.tags], dtype=bool)
+    """(rows,) which rows of the batch are no padding; added rows, which carry its tag, are none."""
+    return np.array([not tag.get("is_padding", False) or ADDED in tag for tag in batch.tags], dtype=bool)
 
 
 def drop(batch: KVBatchMeta, keep: Sequence[bool]) -> KVBatchMeta:

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dataflex_hooks import HookManager, LossCoefficients
+from dataflex_hooks.metric_names import label_metric
 from dataflex_verl.estimators import why_no_group_advantages
 from dataflex_verl.losses import ESTIMATOR, LOSS_AGG_MODE, LOSS_MODE
 
@@ -175,13 +176,13 @@ def _verl_settings(config: DictConfig) -> list[str]:
 def _metric_names(rows: list[dict[str, Any]]) -> list[str]:
     if not any("post_advantage" in row["hooks"] for row in rows):
         return []
-    names = list(_MERGED)
+    names = [f"dataflex/{name}" for name in _MERGED]
     for row in rows:
         if "mask" in row["provides"]:
-            names.append(f"{row['label']}/kept_frac")
+            names.append(label_metric(row["label"], "kept_frac"))
         if "weights" in row["provides"]:
-            names.append(f"{row['label']}/weight_mean")
-    return [f"dataflex/{name}" for name in names]
+            names.append(label_metric(row["label"], "weight_mean"))
+    return names
 
 
 def _providers(rows: list[dict[str, Any]], part: str) -> list[str]:

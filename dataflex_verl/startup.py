@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import MappingProxyType
 
 from omegaconf import DictConfig, OmegaConf
 
-from dataflex_hooks import ConfigError, HookManager, LossCoefficients
+from dataflex_hooks import ConfigError, HookManager, LossCoefficients, Problem
+from dataflex_verl import checkpoint
 from dataflex_verl.drop_checks import drop_problems
 from dataflex_verl.losses import ApplyTo, estimator_of
 
 MODE = "trainer.v1.trainer_mode"
-MODES = MappingProxyType({"dataflex_sync": "sync", "dataflex_mix_sync": "sync"})
+ROLLOUTS = "actor_rollout_ref.rollout.n"
+RESPONSE_LENGTH = "actor_rollout_ref.rollout.response_length"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+MODES = MappingProxyType(
+    {"dataflex_sync": "sync", "dataflex_mix_sync": "sync", "dataflex_colocate_async": "colocate_async"}
+)
 """Trainer mode by name, and the verl mode it is laid over."""
 
 AskLoss = Callable[[DictConfig, ApplyTo], LossCoefficients]
@@ -37,7 +44,10 @@ def prepare_with(config: DictConfig, ask_loss: AskLoss) -> tuple[HookManager, Lo
             block,
             estimator=estimator,
             has_groups=_has_groups(config),
+            rollout_n=_whole(config, ROLLOUTS),
+            response_length=_whole(config, RESPONSE_LENGTH),
         )
+        problems += _entropy_problems(hooks, config)
     except ConfigError as error:
         problems += error.problems
     if hooks is None or hooks.labels:
@@ -48,14 +58,28 @@ def prepare_with(config: DictConfig, ask_loss: AskLoss) -> tuple[HookManager, Lo
             problems += error.problems
     if hooks is not None:
         problems += drop_problems(hooks, config)
+        problems += checkpoint.problems(config, hooks)
     if problems or hooks is None:
         raise ConfigError(problems)
     return hooks, coefficients
 
 
 def _has_groups(config: DictConfig) -> bool | None:
-    n = OmegaConf.select(config, "actor_rollout_ref.rollout.n")
-    return n > 1 if isinstance(n, int) else None
+    n = _whole(config, ROLLOUTS)
+    return None if n is None else n > 1
+
+
+def _whole(config: DictConfig, setting: str) -> int | None:
+    value = OmegaConf.select(config, setting)
+    return value if isinstance(value, int) else None
+
+
+def _entropy_problems(hooks: HookManager, config: DictConfig) -> list[Problem]:
+    """Say so if a plugin reads the entropy of tokens and verl skips the pass that computes it."""
+    if not OmegaConf.select(config, BYPASS) or "entropy" not in hooks.required_fields("post_advantage", sys.maxsize):
+        return []
+    hint = "in bypass mode verl takes log-probs from the rollout and computes no entropy"
+    return [Problem(BYPASS, True, "false with a plugin that reads the entropy of tokens", hint)]
 
 
 def _apply_to(block: object) -> ApplyTo:

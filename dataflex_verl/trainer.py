@@ -7,13 +7,16 @@ classes. It knows no strategy: it calls the hook manager and applies the merged 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, open_dict
 
-from dataflex_hooks import HookManager, LossCoefficients, StepContext
-from dataflex_verl import bridge, drop
-from dataflex_verl.apply import StepState, apply_reward, apply_update
+from dataflex_hooks import HookManager, LossCoefficients, MergedReward, StepContext
+from dataflex_verl import added_passes, added_rows, bridge, checkpoint, drop, state_files
+from dataflex_verl.apply import StepState, apply_reward, apply_update, refuse_shuffle
+from dataflex_verl.compat import require
+from dataflex_verl.mixing import DomainMixing
 from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
 from dataflex_verl.startup import MODES, prepare_with
@@ -42,37 +45,69 @@ class DataFlexTrainer:
             config.trainer.v1.trainer_mode = base_mode
         self._last_metrics: dict[str, Any] = {}
         self._state = StepState()
+        self._checkpoints = checkpoint.Kept()
+        self._just_saved: Path | None = None
+        self.mixing: DomainMixing | None = None
         super().__init__(config)
+
+    # ---------------------------------------------------------------- prompts
+
+    def _build_replay_buffer(self) -> Any:
+        from dataflex_verl.replay_buffer import build_buffer
+
+        return build_buffer(self.config, super()._build_replay_buffer, watched=self.hooks.mixes)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        if not (self.hooks.mixes or self.hooks.draws):
+            return
+        # verl's own collate function and workers go on serving the validation data.
+        collate_fn = self.train_dataloader.collate_fn
+        self.mixing = DomainMixing(self.hooks, self.config, self.train_dataset, collate_fn, self._context)
+        self.train_dataloader = self.mixing.loader
+        if self.hooks.mixes:
+            self.replay_buffer.watch(self.mixing.evicted, self.mixing.domains, self.mixing.sampler.trained)
 
     # ---------------------------------------------------------------- verl's step
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
+        if self.mixing is not None:
+            metrics.update(self.mixing.end_of_step(self._context()))
         # The same dict collects the rest of this step's metrics until the next step begins.
         self._last_metrics = metrics
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
         self._state = StepState()
-        if self.hooks.active("post_reward", self.global_steps):
+        if self.mixing is not None or self.hooks.active("post_reward", self.global_steps):
             batch = self._post_reward(batch, metrics)
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
-        return drop.spread(batch, self._shape()) if self._state.dropped else batch
+        if self._state.resized:
+            batch = drop.spread(batch, self._shape())
+        return added_passes.mark(batch) if self._state.added else batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        run = super()._compute_old_log_prob
+        return added_passes.old_log_prob(run, batch, metrics, self.config) if self._state.added else run(batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         extra_info = dict(batch.extra_info or {})
-        batch = super()._compute_advantage(batch, metrics)
+        run = super()._compute_advantage
+        batch = added_passes.advantage(run, batch, metrics, self.config) if self._state.added else run(batch, metrics)
         if self._state.advantages is not None:
             batch = self._state.advantages.restore(batch)
-        if self.hooks.active("post_advantage", self.global_steps) or self._state.dropped:
+        asked = self.mixing is not None or self.hooks.active("post_advantage", self.global_steps)
+        if asked or self._state.resized:
             batch.extra_info = extra_info | (batch.extra_info or {})
             batch = self._post_advantage(batch, metrics)
+        metrics.update(self.hooks.calls.take())
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         if self._state.skip_update:
             return batch
-        if not self._state.dropped:
+        if not self._state.resized:
             return super()._update_critic(batch, metrics)
         shape = self._shape()
         super()._update_critic(drop.with_real_rows(batch, shape, shape.critic_mini), metrics)
@@ -81,7 +116,7 @@ class DataFlexTrainer:
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         if self._state.skip_update:
             return batch
-        if not self._state.dropped:
+        if not self._state.resized:
             return super()._update_actor(batch, metrics)
         shape = self._shape()
         super()._update_actor(drop.with_real_rows(batch, shape, shape.actor_mini), metrics)
@@ -99,6 +134,31 @@ class DataFlexTrainer:
             critic_mini=self.config.critic.ppo_mini_batch_size * n if self.use_critic else None,
         )
 
+    # ---------------------------------------------------------------- checkpoints
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's part, which ends with the tracker file that a run resumes by.
+        if self.hooks.labels:
+            folder = checkpoint.step_folder(self.config, self.global_steps)
+            self._just_saved = state_files.write(folder, self.hooks, self.global_steps, self._last_metrics)
+        super()._save_checkpoint()
+        if self._just_saved is not None:
+            self._checkpoints.add(self._just_saved, self.config, self.use_critic)
+
+    def _load_checkpoint(self) -> None:
+        folder = checkpoint.resume_folder(self.config)
+        super()._load_checkpoint()
+        if folder is not None:
+            self._last_metrics = checkpoint.restore(folder, self.hooks)
+        if self.mixing is not None:
+            self.mixing.restored()
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        if self._just_saved is not None:
+            state_files.write_metrics(self._just_saved, self.global_steps, metrics)
+            self._just_saved = None
+
     # ---------------------------------------------------------------- hooks
 
     def _context(self) -> StepContext:
@@ -112,7 +172,10 @@ class DataFlexTrainer:
         )
 
     def _fetch(self, batch: KVBatchMeta, hook: str, **kwargs: Any) -> bridge.FetchedRows:
-        rows = bridge.fetch(batch, self.hooks.required_fields(hook, self.global_steps), **kwargs)
+        wanted = self.hooks.required_fields(hook, self.global_steps)
+        if self.mixing is not None:
+            wanted |= self.mixing.fields(hook)
+        rows = bridge.fetch(batch, wanted, **kwargs)
         if rows.missing:
             self.hooks.refuse_missing(hook, self.global_steps, rows.missing, bridge.stored_fields(batch))
         return rows
@@ -122,14 +185,32 @@ class DataFlexTrainer:
         rows = self._fetch(batch, "post_reward")
         merged = self.hooks.post_reward(rows.view, self._context())
         metrics.update(merged.metrics)
+        if self.mixing is not None:
+            replaced = merged.rewards if self.hooks.config.apply else None
+            self.mixing.rewarded(rows.view if replaced is None else rows.view.with_token_field("rm_scores", replaced))
         if self.hooks.config.apply:
             self._state.generated = merged.generated
             batch, more = apply_reward(batch, rows, merged, self._state, self.config)
             metrics.update(more)
+            batch = self._add(batch, merged, metrics)
         metrics["dataflex/applied"] = float(self.hooks.config.apply)
         metrics["dataflex/skip_update"] = float(merged.skip_update or self._state.skip_update)
         metrics["timing_s/dataflex"] = time.perf_counter() - started
         return batch
+
+    def _add(self, batch: KVBatchMeta, merged: MergedReward, metrics: dict) -> KVBatchMeta:
+        if not merged.add:
+            return batch
+        refuse_shuffle(self.config)
+        step = self.global_steps
+        limits = added_rows.Limits.of(self.config, self.tokenizer)
+        rows = added_rows.resolve(
+            merged.add, limits, self.tokenizer, lambda label: self.hooks.origin(label, "post_reward", step)
+        )
+        self._state.added = self._state.resized = True
+        metrics["dataflex/added_rows"] = float(len(rows))
+        domain_key = str(self.hooks.config.shared.get("domain_key", "domain"))
+        return added_rows.put(batch, rows, step, self.local_trigger_step, domain_key)
 
     def _post_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         started = time.perf_counter()
@@ -137,6 +218,8 @@ class DataFlexTrainer:
         rows = self._fetch(batch, "post_advantage", with_weights=True)
         merged = hooks.post_advantage(rows.view, self._context(), self.coefficients, state.generated)
         metrics.update(merged.metrics)
+        if self.mixing is not None:
+            self.mixing.advantaged(rows.view, merged.row_keep)
         skips = state.skip_update or merged.skip_update
         if hooks.config.apply:
             batch, more = apply_update(
@@ -154,13 +237,20 @@ def prepare(config: DictConfig) -> tuple[HookManager, LossCoefficients]:
     """Build the plugins of a run and ask the configured loss whether decisions reach it.
 
     Raises:
+        UnsupportedVerl: verl lacks a name that the trainer relies on.
         ConfigError: with every problem of the block and of the loss.
     """
+    require()
     return prepare_with(config, check_loss)
 
 
 def register_trainers() -> None:
-    """Register the modes of :data:`MODES` in verl's trainer registry."""
+    """Register the modes of :data:`MODES` in verl's trainer registry.
+
+    Raises:
+        UnsupportedVerl: there is no such registry.
+    """
+    require({"verl.trainer.ppo.v1.trainer_base": ("TRAINER_REGISTRY", "register_trainer")})
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, register_trainer
 
     classes: dict[str, type] = {}

@@ -31,7 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class NightlyResults:
-    """Collects what a nightly run found; a test adds figures of its own with ``record_property``."""
+    """Collects what a nightly run found; a test adds figures of its own with ``record_property``.
+
+    A run of some of the tests keeps what the file says of the others, each with the commit at which it ran.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,12 +51,19 @@ class NightlyResults:
 
     def pytest_sessionfinish(self) -> None:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+        earlier = json.loads(self.path.read_text()) if self.path.exists() else {"tests": {}}
+        kept = {
+            test: {"commit": earlier["commit"], **result}
+            for test, result in earlier["tests"].items()
+            if Path(test.split("::")[0]).exists()
+        }
+        tests = {test: {**result, "commit": commit} for test, result in self.tests.items()}
         results = {
             "commit": commit,
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "python": platform.python_version(),
             "versions": {name: metadata.version(name) for name in ("verl", "torch", "ray", "transformers")},
             "cores": os.cpu_count(),
-            "tests": self.tests,
+            "tests": dict(sorted({**kept, **tests}.items())),
         }
         self.path.write_text(json.dumps(results, indent=2) + "\n")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
-from dataflex_hooks.components import Accepts, Component, Layout, Scorer
+from dataflex_hooks.components import Accepts, Component, Layout, Reweighter, Scorer, Selector
 from dataflex_hooks.construct import build_component
 from dataflex_hooks.context import StepContext
 from dataflex_hooks.errors import ConfigError, Problem
+from dataflex_hooks.scheduled import set_step
 
 LATE_FIELDS = frozenset(
     {"advantages", "returns", "old_log_probs", "ref_log_prob", "entropy", "values", "token_level_rewards"}
@@ -21,15 +22,32 @@ LATE_FIELDS = frozenset(
 
 
 def build_pair(
-    kind: str, scorer: object, actuator: object, domains: Sequence[str] | None, window: int | None
+    kind: str,
+    scorer: object,
+    actuator: object,
+    domains: Sequence[str] | None,
+    window: int | None,
+    rollouts: int | None = None,
+    response_length: int | None = None,
 ) -> tuple[Scorer, Component]:
     """Build a scorer and the actuator of the given kind that it feeds.
+
+    Args:
+        kind: ``selector``, ``reweighter`` or ``mixer``.
+        scorer, actuator: names, or ``{"name": ..., "params": {...}}``.
+        domains, window: top-level settings.
+        rollouts, response_length: facts of the run, for components that name them in ``host_keywords``.
 
     Raises:
         ConfigError: everything wrong with either, with settings below ``scorer`` and ``actuator``.
     """
     problems: list[Problem] = []
-    host: dict[str, object] = {"domains": domains, "window": window}
+    host: dict[str, object] = {
+        "domains": domains,
+        "window": window,
+        "rollouts": rollouts,
+        "response_length": response_length,
+    }
     built_scorer: Scorer | None = None
     try:
         built_scorer = cast(Scorer, build_component("scorer", scorer, host))
@@ -41,9 +59,39 @@ def build_pair(
         built_actuator = build_component(kind, actuator, {**host, "scorer": built_scorer})
     except ConfigError as error:
         problems += error.under("actuator")
+    else:
+        if built_actuator.needs_groups and rollouts == 1:
+            hint = "it compares rollouts of one prompt, and a prompt has one: set actor_rollout_ref.rollout.n > 1"
+            problems.append(Problem("actuator.name", built_actuator.name, f"a {kind} that needs no groups", hint))
     if problems or built_scorer is None:
         raise ConfigError(problems)
     return built_scorer, built_actuator
+
+
+class PairState:
+    """State of a mechanism plugin: that of its scorer and of its actuator, where they have a ``state_dict``."""
+
+    def _components(self) -> dict[str, Any]:
+        pair = {role: getattr(self, role) for role in ("scorer", "actuator")}
+        return {role: component for role, component in pair.items() if hasattr(component, "state_dict")}
+
+    @property
+    def stateful(self) -> bool:
+        """Whether there is anything to save."""
+        return bool(self._components())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the components' states under ``scorer`` and ``actuator``."""
+        return {role: component.state_dict() for role, component in self._components().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the components their states; raises ValueError when ``state`` is of other components."""
+        components = self._components()
+        if state.keys() != components.keys():
+            saved, here = (", ".join(sorted(names)) or "nothing" for names in (state, components))
+            raise ValueError(f"the saved state is that of {saved}, and here {here} has state")
+        for role, component in components.items():
+            component.load_state_dict(state[role])
 
 
 def _timing_problems(scorer: Scorer) -> list[Problem]:
@@ -76,6 +124,7 @@ def scores_for(scorer: Scorer, batch: RolloutBatch, ctx: StepContext, accepts: A
     Raises:
         TypeError, ValueError: the scorer returned no tensor, a wrong shape, or values that are not finite.
     """
+    set_step(scorer, ctx.step)
     given = scorer.score(batch, ctx.step, **ctx.keywords())
     if not isinstance(given, Tensor):
         raise TypeError(f"scorer {scorer.name!r} must return a torch.Tensor, got {type(given).__name__}")
@@ -83,8 +132,7 @@ def scores_for(scorer: Scorer, batch: RolloutBatch, ctx: StepContext, accepts: A
         scores, per_token = batch.align(given.detach().to(torch.float32))
     except ValueError as error:
         raise ValueError(f"scorer {scorer.name!r} returned scores of a wrong shape: {error}") from error
-    # At tool tokens a log-prob or an advantage may be anything.
-    if not bool(torch.isfinite(scores[batch.response_mask] if per_token else scores).all()):
+    if not _is_finite(scores, batch.response_mask if per_token else None):
         raise ValueError(f"scorer {scorer.name!r} returned NaN or infinite scores")
     if per_token and accepts == "response":
         scores, per_token = batch.mean_over_tokens(scores), False
@@ -93,3 +141,17 @@ def scores_for(scorer: Scorer, batch: RolloutBatch, ctx: StepContext, accepts: A
     if not per_token and accepts == "token":
         scores, per_token = batch.expand_rows(scores), True
     return batch.to_padded(scores) if per_token and layout == "padded" else scores
+
+
+def act(actuator: Selector | Reweighter, scores: Tensor, batch: RolloutBatch, ctx: StepContext) -> Tensor:
+    """Run the actuator with its parameters as they are at this step."""
+    set_step(actuator, ctx.step)
+    return actuator.act(scores, batch, step_id=ctx.step, **ctx.keywords())
+
+
+def _is_finite(scores: Tensor, valid: Tensor | None) -> bool:
+    # One cheap pass settles the usual case: a sum is finite only if all its terms are.
+    if bool(torch.isfinite(scores.sum())):
+        return True
+    # At tool tokens a log-prob or an advantage may be anything, and finite numbers can add up to infinity.
+    return bool(torch.isfinite(scores if valid is None else scores[valid]).all())

@@ -11,12 +11,12 @@ from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import UpdateDecision
 from dataflex_hooks.errors import ConfigError, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import hookimpl
-from dataflex_hooks.plugins.mechanism import build_pair, pair_fields, scores_for
+from dataflex_hooks.plugins.mechanism import PairState, act, build_pair, pair_fields, scores_for
 
 _NORMALIZE = ("mean", "none")
 
 
-class ReweightPlugin:
+class ReweightPlugin(PairState):
     """Weight the policy-gradient terms of responses or tokens.
 
     Args:
@@ -25,11 +25,13 @@ class ReweightPlugin:
         normalize: ``"mean"`` scales the kept weights to average 1, ``"none"`` applies them as they are; None is the
             reweighter's own default.
         domains, window: top-level settings, handed to the components.
+        rollouts, response_length: facts of the run, from the host, for components that name them.
 
     Raises:
         ConfigError: everything wrong with the scorer, the actuator and ``normalize``.
     """
 
+    host_keywords = frozenset({"rollouts", "response_length"})
     provides = frozenset({"weights"})
 
     def __init__(
@@ -39,12 +41,14 @@ class ReweightPlugin:
         normalize: Normalize | None = None,
         domains: Sequence[str] | None = None,
         window: int | None = None,
+        rollouts: int | None = None,
+        response_length: int | None = None,
     ) -> None:
         problems: list[Problem] = []
         if normalize not in (None, *_NORMALIZE):
             problems.append(Problem("normalize", normalize, one_of(_NORMALIZE), did_you_mean(normalize, _NORMALIZE)))
         try:
-            self.scorer, built = build_pair("reweighter", scorer, actuator, domains, window)
+            self.scorer, built = build_pair("reweighter", scorer, actuator, domains, window, rollouts, response_length)
         except ConfigError as error:
             problems = error.problems + problems
         if problems:
@@ -60,5 +64,5 @@ class ReweightPlugin:
     def post_advantage(self, batch: RolloutBatch, ctx: StepContext) -> UpdateDecision:
         """Return the reweighter's weights, (bs,), (T,) or (bs, Lmax)."""
         scores = scores_for(self.scorer, batch, ctx, self.actuator.accepts, self.actuator.layout)
-        weights = self.actuator.act(scores, batch, step_id=ctx.step, **ctx.keywords())
+        weights = act(self.actuator, scores, batch, ctx)
         return UpdateDecision(weights=weights, normalize=self.normalize)

@@ -14,14 +14,14 @@ from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import RewardDecision, UpdateDecision
 from dataflex_hooks.errors import ConfigError, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import hookimpl
-from dataflex_hooks.plugins.mechanism import build_pair, earliest_hook, pair_fields, scores_for
+from dataflex_hooks.plugins.mechanism import PairState, act, build_pair, earliest_hook, pair_fields, scores_for
 
 _EFFECTS = ("mask", "drop")
 _ADVANTAGES = ("kept", "group")
 _TERMS = ("kl", "entropy")
 
 
-class SelectPlugin:
+class SelectPlugin(PairState):
     """Mask, or drop, the sessions that the selector does not keep.
 
     A session is kept, with all its rows, when the selector keeps one of its rows. A mask saves no compute, and without
@@ -37,10 +37,13 @@ class SelectPlugin:
             default, ``group`` where that can be computed.
         include: with a mask, ``[kl, entropy]`` takes masked responses out of these terms too.
         domains, window: top-level settings, handed to the components.
+        rollouts, response_length: facts of the run, from the host, for components that name them.
 
     Raises:
         ConfigError: everything wrong with the scorer, the actuator and the settings beside them.
     """
+
+    host_keywords = frozenset({"rollouts", "response_length"})
 
     def __init__(
         self,
@@ -51,10 +54,12 @@ class SelectPlugin:
         include: Sequence[str] = (),
         domains: Sequence[str] | None = None,
         window: int | None = None,
+        rollouts: int | None = None,
+        response_length: int | None = None,
     ) -> None:
         problems = _setting_problems(effect, advantages, include)
         try:
-            self.scorer, built = build_pair("selector", scorer, actuator, domains, window)
+            self.scorer, built = build_pair("selector", scorer, actuator, domains, window, rollouts, response_length)
         except ConfigError as error:
             problems = error.problems + problems
         if problems:
@@ -94,7 +99,7 @@ class SelectPlugin:
 
     def _keep(self, batch: RolloutBatch, ctx: StepContext) -> tuple[Tensor, Tensor]:
         scores = scores_for(self.scorer, batch, ctx, self.actuator.accepts, self.actuator.layout)
-        rows = self._kept_rows(self.actuator.act(scores, batch, step_id=ctx.step, **ctx.keywords()), batch)
+        rows = self._kept_rows(act(self.actuator, scores, batch, ctx), batch)
         kept = torch.zeros(batch.n_sessions, dtype=torch.bool, device=batch.offsets.device)
         kept[batch.session[rows]] = True
         return batch.expand_sessions(kept), self.actuator.preference(_per_row(scores, batch), batch)

@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.components import Selector
 from dataflex_hooks.parameters import ParameterChecks
+from dataflex_hooks.ranking import from_best, rows_of, session_values
 from dataflex_hooks.registry import register_selector
 
 
@@ -39,13 +39,9 @@ class TopkFraction(Selector):
     def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:
         """Return the kept row indices for (bs,) scores: all rows of the kept sessions."""
         k = max(1, math.floor(self.fraction * batch.n_sessions + 0.5))
-        final = batch.is_final
-        session = batch.session[final]
-        signed = -scores[final] if self.largest else scores[final]
-        best = np.lexsort((batch.tie_rank[final].cpu().numpy(), signed.cpu().numpy()))[:k]
-        kept = torch.zeros(batch.n_sessions, dtype=torch.bool, device=scores.device)
-        kept[session[torch.from_numpy(best).to(scores.device)]] = True
-        return batch.expand_sessions(kept).nonzero().flatten()
+        values = session_values(scores, batch)
+        everywhere = np.zeros(batch.n_sessions, dtype=np.int64)
+        return rows_of(from_best(values if self.largest else -values, everywhere, batch)[:k], batch)
 
     def preference(self, scores: Tensor, batch: RolloutBatch) -> Tensor:
         """Return the scores, or minus them where the lowest are kept."""

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dataflex_verl import hydra_plugin
+from dataflex_verl.compat import unsupported
 
 DEFAULT_CONFIG = "ppo_trainer"
 
@@ -29,7 +30,7 @@ class CompositionError(Exception):
 
 
 class VerlMissing(Exception):
-    """verl is not installed in this environment."""
+    """No verl in this environment, or one without what the hooks extend."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,15 @@ def verl_directory() -> Path:
     """Where verl is installed; found without importing it.
 
     Raises:
-        VerlMissing: there is none.
+        VerlMissing: there is none, or one that the hooks cannot work with.
     """
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise VerlMissing("verl is not installed here. Install it: pip install 'dataflex-verl[local]'")
-    return Path(next(iter(spec.submodule_search_locations)))
+    directory = Path(next(iter(spec.submodule_search_locations)))
+    if (reason := unsupported(directory)) is not None:
+        raise VerlMissing(reason)
+    return directory
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import wrapt
 
+from dataflex_verl.compat import LOCAL, checked, require
 from dataflex_verl.local import families, forkserver
 from dataflex_verl.local.agent_loop import ask_balancer_once, instantiate_plainly
 from dataflex_verl.local.determinism import count_prompt_ids, sort_rows
@@ -40,6 +41,8 @@ class _OncePerMessage(logging.Filter):
 
 def install_local_backend() -> None:
     """Register the CPU platform and the rollout, and the post-import hooks below."""
+    platform = "verl.plugin.platform"
+    require({platform: LOCAL[platform]})
     from verl.plugin.platform import PlatformRegistry
 
     from dataflex_verl.local.platform import CPUPlatform
@@ -52,7 +55,7 @@ def install_local_backend() -> None:
         with contextlib.suppress(OSError):
             forkserver.start_server()
     for module_name, hook in _HOOKS:
-        wrapt.register_post_import_hook(hook, module_name)
+        wrapt.register_post_import_hook(checked(hook), module_name)
 
 
 def _use_gloo(module: ModuleType) -> None:

@@ -96,7 +96,8 @@ def _overrides() -> list[str]:
         f"ray_kwargs.ray_init.num_cpus={max(16, os.cpu_count() or 1)}",
         "++ray_kwargs.ray_init.num_gpus=8",
         "++ray_kwargs.ray_init.include_dashboard=False",
-        f"ray_kwargs.ray_init.runtime_env.py_executable={_quoted(py_executable())}",
+        # Not in the configuration of verl 0.9.0.
+        f"++ray_kwargs.ray_init.runtime_env.py_executable={_quoted(py_executable())}",
     ]
 
 

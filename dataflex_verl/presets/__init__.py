@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -42,13 +43,17 @@ def _directory() -> Any:
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
+        # A schedule has training steps as keys; Hydra would read such a key of a path as text.
+        if isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
 def _hydra_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_hydra_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
         return value if _PLAIN.fullmatch(value) else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return json.dumps(value)
+    # Hydra's grammar has inf and nan, JSON has Infinity.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else json.dumps(value)

@@ -199,6 +199,8 @@ class LiveTrainer:
                     dataflex,
                     estimator=str(self.config.algorithm.adv_estimator),
                     has_groups=True,
+                    rollout_n=int(self.config.actor_rollout_ref.rollout.n),
+                    response_length=int(self.config.actor_rollout_ref.rollout.response_length),
                     extra_plugins=plugins,
                 )
                 if trainer.hooks.labels:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dataflex_hooks import RewardDecision, UpdateDecision, hookimpl
@@ -48,3 +52,63 @@ class ReplaceRewards:
     @hookimpl
     def post_reward(self, batch: Any, ctx: Any) -> RewardDecision:
         return RewardDecision(rewards=batch.lengths.float())
+
+
+class Remember:
+    """Scripts the rewards and weighs rows out of all it has seen so far; writes down what it decided and from what.
+
+    Args:
+        record: file that gets a JSON line a step.
+        wait_at: the step at whose end it waits for ever, to be killed.
+    """
+
+    provides = {"rewards", "weights"}
+    requires = {"post_reward": ("responses",), "post_advantage": ("advantages", "responses", "rm_scores")}
+
+    def __init__(self, record: str, wait_at: int = 0) -> None:
+        self.record, self.wait_at = Path(record), wait_at
+        self.random = np.random.default_rng(5)
+        self.means: list[float] = []
+        self.counts: dict[int, int] = {}
+        self.baseline = torch.zeros(3, dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "random": self.random.bit_generator.state,
+            "means": self.means,
+            "counts": self.counts,
+            "baseline": self.baseline,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.random.bit_generator.state = state["random"]
+        self.means, self.counts, self.baseline = state["means"], state["counts"], state["baseline"]
+
+    @hookimpl
+    def post_reward(self, batch: Any, ctx: Any) -> RewardDecision:
+        rewards = torch.from_numpy(self.random.integers(0, 2, batch.bs))
+        for token in batch.values("responses").tolist():
+            self.counts[token] = self.counts.get(token, 0) + 1
+        self.means.append(float(rewards.double().mean()) / 3)
+        self.baseline = 0.9 * self.baseline + torch.tensor([self.means[-1], ctx.step, len(self.counts)]) / 7
+        return RewardDecision(rewards=rewards.float())
+
+    @hookimpl
+    def post_advantage(self, batch: Any, ctx: Any) -> UpdateDecision:
+        last = {name: value for name, value in ctx.last_metrics.items() if name.startswith(("actor/", "critic/"))}
+        seen = torch.tensor([self.counts[token] for token in batch.values("responses").tolist()], dtype=torch.float64)
+        weights = 1 / seen + self.baseline.sum() + last.get("critic/score/mean", 0.0) + self.random.random()
+        decided = {
+            "step": ctx.step,
+            "rewards": batch.rewards.tolist(),
+            "advantages": batch.values("advantages").tolist(),
+            "responses": batch.values("responses").tolist(),
+            "weights": weights.tolist(),
+            "last_metrics": {name: last[name] for name in sorted(last) if "mfu" not in name and "memory" not in name},
+            "state": repr(self.state_dict()),
+        }
+        with self.record.open("a") as file:
+            file.write(json.dumps(decided) + "\n")
+        while ctx.step == self.wait_at:
+            time.sleep(1.0)
+        return UpdateDecision(weights=weights, normalize="none")

@@ -52,7 +52,13 @@ class BatchBuilder:
     def groups(self, *rewards: Sequence[float], **common: Any) -> dh.RolloutBatch:
         return self.build(self.rows(rewards, **common))
 
-    def build(self, rows: Sequence[Row], without: Sequence[str] = (), **token_fields: torch.Tensor) -> dh.RolloutBatch:
+    def build(
+        self,
+        rows: Sequence[Row],
+        without: Sequence[str] = (),
+        columns: Mapping[str, Any] | None = None,
+        **token_fields: torch.Tensor,
+    ) -> dh.RolloutBatch:
         def per_token(name: str, dtype: torch.dtype) -> torch.Tensor:
             values: list[float] = []
             for row in rows:
@@ -82,7 +88,7 @@ class BatchBuilder:
         return dh.RolloutBatch(
             keys=[f"{row.uid}_{row.session}_{row.output}" for row in rows],
             offsets=offsets([row.length for row in rows]),
-            fields={"domain": [row.domain for row in rows]},
+            fields={"domain": [row.domain for row in rows], **(columns or {})},
             token_fields={name: values for name, values in fields.items() if name not in without},
             prompts=None
             if "prompts" in without

@@ -168,8 +168,8 @@ CASES = (
     ),
     Wrong(
         "mechanism of later",
-        short(mechanism="mix"),
-        (("dataflex.mechanism", "mixing comes with the domain sampler in a later version"),),
+        short(mechanism="budget"),
+        (("dataflex.mechanism", "budget comes with the pre_rollout hook in a later version"),),
     ),
     Wrong(
         "actuator missing",
@@ -280,7 +280,7 @@ CASES = (
         (("dataflex", "one list of presets; stack them: +dataflex=[difffilter,per]"),),
     ),
     Wrong("preset without plus", ("dataflex=per",), (("dataflex", "write +dataflex=per"),)),
-    Wrong("preset as null", ("+dataflex=null",), (("dataflex", "a preset or a list of presets, ar, difffilter"),)),
+    Wrong("preset as null", ("+dataflex=null",), (("dataflex", "a preset or a list of presets, ar, ar_paper"),)),
     Wrong(
         "unreadable override",
         ("+dataflex=per", "+dataflex.apply_to=[weights"),

@@ -8,11 +8,32 @@ from dataflex_hooks import HookManager
 from dataflex_verl import presets
 from dataflex_verl.commands.hydra_config import CommandLine, compose_config, verl_directory
 
-NAMES = ["ar", "difffilter", "per", "softmax", "topk"]
+NAMES = [
+    "ar",
+    "ar_paper",
+    "curve",
+    "dapo",
+    "diffband",
+    "diffband_reward",
+    "difffilter",
+    "difficulty_length",
+    "failed",
+    "gfpo",
+    "high_entropy",
+    "maxvar",
+    "overlong",
+    "per",
+    "pf_ppo",
+    "pf_ppo_max_min",
+    "pf_ppo_max_random",
+    "softmax",
+    "topk",
+    "vcrl",
+]
 
 
 def manager(block: DictConfig) -> HookManager:
-    return HookManager.from_config(block, estimator="grpo", has_groups=True)
+    return HookManager.from_config(block, estimator="grpo", has_groups=True, rollout_n=8, response_length=16)
 
 
 def test_names_lists_the_files() -> None:

@@ -119,8 +119,11 @@ def test_the_mixer_imports_validates_and_answers_act(acme):
         "domains": ["math", "code"],
         "window": None,
     }
-    with pytest.raises(ConfigError, match="mixing comes with the domain sampler in a later version"):
-        HookManager.from_config(block, estimator="grpo", has_groups=True)
+    manager = HookManager.from_config(block, estimator="grpo", has_groups=True)
+    assert manager.mixes
+    manager.start_domains(("code", "math"))
+    # The order is that of the domains the run has.
+    assert manager._entries["mix"].plugin.actuator.domains == ["code", "math"]
 
 
 @pytest.mark.parametrize("mechanism", SHORT_FORMS)

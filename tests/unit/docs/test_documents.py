@@ -91,5 +91,7 @@ def test_the_plugin_of_the_readme_has_twenty_lines_at_most_and_masks_what_it_say
 def test_metrics_that_the_documents_name_are_documented() -> None:
     documented = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for document in DOCUMENTS:
-        for name in re.findall(r"`dataflex/([a-z_/<>]+)`", (ROOT / document).read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"`(?:dataflex/|(?=timing_s/dataflex))([a-z_/<>]+)`", (ROOT / document).read_text(encoding="utf-8")
+        ):
             assert f"`{name}`" in documented, (document, name)

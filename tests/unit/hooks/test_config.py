@@ -109,7 +109,7 @@ def test_normalize_that_nobody_takes_is_refused(problems):
             "dataflex.plugins.x.plugin: got 'a:b:c'; accepted: the name of an inst",
         ),
         ({"mechanism": 3}, "dataflex.mechanism: got 3; accepted: the name of an installed plugin"),
-        ({"mechanism": "mix"}, "dataflex.mechanism: got 'mix'; accepted: the name of an installed plugin"),
+        ({"mechanism": "budget"}, "dataflex.mechanism: got 'budget'; accepted: the name of an installed plugin"),
         (
             {"plugins": {"x": {"plugin": "curriculum"}}},
             "dataflex.plugins.x.plugin: got 'curriculum'; accepted: the name",
@@ -183,7 +183,7 @@ def test_a_wrong_setting_is_named_with_what_is_accepted(problems, block, expecte
         (
             {"name": "group_solve_rate", "params": {"sucess_threshold": 1}},
             "threshold_band",
-            "scorer.params.sucess_threshold: got 1; accepted: one of success_threshold; did you mean 'success",
+            "scorer.params.sucess_threshold: got 1; accepted: one of signal, success_threshold; did you mean 'success",
         ),
         (
             {"name": "group_solve_rate", "params": {"success_threshold": "half"}},
@@ -257,7 +257,7 @@ def test_everything_wrong_is_reported_at_once():
             },
             "per": {"plugin": "reweight", "normalize": "maen", "scorer": "tokn_prob", "actuator": "threshold_band"},
             "boost": {"plugin": "reweigth", "scorer": "tokn_prob", "actuator": "softmax"},
-            "later": {"plugin": "mix"},
+            "later": {"plugin": "curriculum"},
         },
     }
     with pytest.raises(ConfigError) as caught:

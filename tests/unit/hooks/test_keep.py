@@ -71,7 +71,7 @@ def test_shares_are_of_what_was_generated(batch):
     first = early(batch, d=RewardDecision(keep=bools("111000"), reason="why"))
     assert first.metrics["dataflex/kept_frac"] == first.metrics["dataflex/kept_groups_frac"] == 0.5
     assert first.metrics["dataflex/dropped_frac"] == 0.5
-    assert first.metrics["dataflex/d/dropped_rows/why"] == 3
+    assert first.metrics["dataflex/d/dropped_rows_total/why"] == 3
     assert first.generated == Generated(6, 2, 0.5)
     rest = late(batch, generated=Generated(12, 4, 0.25), m=UpdateDecision(mask=bools("111000")))
     assert rest.metrics["dataflex/kept_frac"] == 0.25 and rest.metrics["dataflex/kept_groups_frac"] == 0.25

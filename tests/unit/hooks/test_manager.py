@@ -260,33 +260,3 @@ def test_the_context_is_read_only():
         ctx.last_metrics["x"] = 3.0
     with pytest.raises(AttributeError):
         ctx.step = 2
-
-
-def test_state_goes_to_the_label_it_came_from(caplog):
-    class Counter:
-        n = 0
-
-        @hookimpl
-        def post_advantage(self, batch):
-            return None
-
-        def state_dict(self):
-            return {"n": self.n}
-
-        def load_state_dict(self, state):
-            self.n = state["n"]
-
-    counter = Counter()
-    counter.n = 7
-    state = HookManager(
-        {"count": counter, "stateless": type("S", (), {"post_advantage": Counter.post_advantage})()}
-    ).state_dict()
-    assert state == {"count": {"n": 7}}
-    fresh, new = Counter(), Counter()
-    with caplog.at_level(logging.WARNING, logger="dataflex_hooks"):
-        HookManager({"count": fresh, "new": new}).load_state_dict({**state, "gone": {"n": 1}})
-    assert (fresh.n, new.n) == (7, 0)
-    assert [record.getMessage() for record in caplog.records] == [
-        "the checkpoint has state of plugin 'gone', which this run does not have: it is dropped",
-        "the checkpoint has no state of plugin 'new': it starts afresh",
-    ]

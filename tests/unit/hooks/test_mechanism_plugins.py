@@ -218,8 +218,10 @@ def test_select_and_reweight_stack(batches, ctx):
     manager = HookManager.from_config(block, estimator="grpo", has_groups=True)
     merged = manager.post_advantage(batches.build(rows), ctx, LossCoefficients("token"))
     assert merged.weights.tolist() == pytest.approx([w / 1.5 for w in (1, 1, 2, 2)] + [0.0] * 8)
-    assert merged.metrics["dataflex/select/masked_rows/group_solve_rate/threshold_band"] == 4
-    assert merged.metrics["timing_s/dataflex/select"] >= 0
+    assert merged.metrics["dataflex/select/masked_rows_total/group_solve_rate:threshold_band"] == 4
+    calls = manager.calls.take()
+    assert calls["timing_s/dataflex/select"] > 0
+    assert (calls["dataflex/per/decided_total"], calls["dataflex/per/abstained_total"]) == (1, 0)
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 0.75])

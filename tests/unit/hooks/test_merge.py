@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dataflex_hooks import DecisionError, LabelledDecision, LossCoefficients, UpdateDecision, merge_update
+from dataflex_hooks.metric_names import reduction
 
 
 def merge(batch, coefficients, mask_scale="none", **decisions):
@@ -215,7 +216,7 @@ def test_metrics_describe_the_merged_update(batch):
             "dataflex/reward_all": 0.5,
             "dataflex/reward_kept": 0.75,
             "dataflex/sel/kept_frac": 2 / 3,
-            "dataflex/sel/masked_rows/why": 1.0,
+            "dataflex/sel/masked_rows_total/why": 1.0,
             "dataflex/rw/weight_mean": 2.0,
             "dataflex/rw/weight_std": math.sqrt(2 / 3),
         }
@@ -231,14 +232,27 @@ def test_kept_share_counts_sessions_not_rows(batches, token_mean):
     assert merged.metrics["dataflex/reward_kept"] == 1.0
 
 
-def test_metric_names_hold_nothing_that_verl_reads_as_a_reduction(batch, token_mean):
+def test_metric_names_reduce_to_the_mean_and_counts_to_the_sum(batch, token_mean):
     merged = merge(
         batch,
         token_mean,
         sel=UpdateDecision(mask=torch.ones(3), reason="r"),
         rw=UpdateDecision(weights=torch.ones(3)),
     )
-    assert not [name for name in merged.metrics if any(word in name for word in ("max", "min", "sum", "total"))]
+    counts = {name for name in merged.metrics if reduction(name) == "sum"}
+    assert counts == {"dataflex/sel/masked_rows_total/r"}
+    assert {reduction(name) for name in merged.metrics.keys() - counts} == {"mean"}
+
+
+def test_no_decision_logs_what_neutral_decisions_do(batches, token_mean):
+    row = batches.Row
+    rows = [row("a", 0, 0, reward=9.0), row("a", 0, 1, reward=1.0), row("a", 1, mask=(0, 0)), row("b", mask=(1, 0))]
+    for batch in (batches.build(rows), batches.build(rows[2:3])):
+        neutral = merge(batch, token_mean, one=UpdateDecision(update_scale=1.0))
+        nothing = merge(batch, token_mean)
+        assert nothing.metrics == neutral.metrics
+        assert nothing.row_keep.tolist() == neutral.row_keep.tolist()
+        assert not nothing.changed and neutral.changed
 
 
 def test_metrics_without_rewards_in_the_batch(batches, token_mean):

@@ -72,18 +72,6 @@ class Wrapper:
         return (yield)
 
 
-class NotCalledYet:
-    @hookimpl
-    def pre_rollout(self, candidates, ctx):
-        return None
-
-
-class DomainStatsToo(Fine):
-    @hookimpl
-    def on_domain_stats(self, stats, ctx):
-        return None
-
-
 @dataclass
 class Unhashable(Fine):
     size: int = 0
@@ -137,11 +125,6 @@ class RequiresText(Fine):
         (KeywordOnly(), [r"argument 'ctx' of post_advantage; .*keyword-only"]),
         (StarArguments(), [r"argument 'args'.*never passes \*args", r"argument 'kwargs'"]),
         (Wrapper(), [r"got post_advantage as a hook wrapper; accepted: an ordinary hookimpl"]),
-        (
-            NotCalledYet(),
-            [r"got hook pre_rollout, which this version of the trainer does not call yet; .*remove pre_rollout"],
-        ),
-        (DomainStatsToo(), [r"got hook on_domain_stats, which this version"]),
         (Unhashable(), [r"accepted: a plugin that is hashable; a dataclass is with @dataclass\(eq=False\)"]),
         (ProvidesUnknown(), [r"got provides = {'masks'}; .*did you mean 'mask'\?"]),
         (ProvidesText(), [r"got provides = 'mask'; accepted: a set out of add, admit, keep, mask"]),

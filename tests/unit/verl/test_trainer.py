@@ -85,6 +85,16 @@ def base(mocker):
         def _update_actor(self, batch, metrics):
             return calls.actor(batch)
 
+        def _save_checkpoint(self):
+            calls.save()
+
+        def _load_checkpoint(self):
+            calls.load()
+
+        def _compute_metrics(self, batch, metrics, *args, **kwargs):
+            metrics["late"] = 2.0
+            calls.metrics(*args, **kwargs)
+
     Base.calls = calls
     return Base
 
@@ -182,6 +192,16 @@ def test_post_advantage_comes_after_verls_advantages_and_keeps_extra_info(make, 
     assert metrics["timing_s/dataflex"] >= 0
 
 
+def test_calls_of_both_hooks_are_logged_once_an_update(make):
+    trainer, batch = make({"p": Plugin(rewards=torch.tensor([1.0, 2.0]))}), meta()
+    for _ in range(2):
+        metrics: dict = {}
+        trainer._balance_batch(batch, metrics)
+        trainer._compute_advantage(batch, metrics)
+        assert (metrics["dataflex/p/decided_total"], metrics["dataflex/p/abstained_total"]) == (1, 1)
+        assert metrics["timing_s/dataflex/p"] > 0
+
+
 def test_no_opinion_writes_nothing(make, base, bridge):
     assert make({"p": Plugin()})._compute_advantage(meta(), {}) is base.calls.advantage.return_value
     bridge.write_weights.assert_not_called()
@@ -246,6 +266,60 @@ def test_context_carries_the_step_and_the_last_steps_metrics(make):
     assert dict(ctx.last_metrics) == {"step": 1.0, "critic/score/mean": 0.25}
     with pytest.raises(TypeError):
         ctx.last_metrics["step"] = 2.0
+
+
+@pytest.fixture
+def files(mocker, base):
+    """Mocks of writing and reading, in one record with verl's own calls: ``base.calls`` keeps the order."""
+    mocker.patch.object(trainer_module.state_files, "write", base.calls.write)
+    mocker.patch.object(trainer_module.state_files, "write_metrics", base.calls.write_metrics)
+    mocker.patch.object(trainer_module.checkpoint, "restore", base.calls.restore)
+    mocker.patch.object(trainer_module.checkpoint, "step_folder", return_value="global_step_1")
+    mocker.patch.object(trainer_module.checkpoint, "resume_folder", base.calls.resume_folder)
+    mocker.patch.object(trainer_module.checkpoint.Kept, "add", base.calls.kept)
+
+
+def order(base):
+    return [call[0] for call in base.calls.mock_calls]
+
+
+def test_state_is_written_before_verls_checkpoint_and_metrics_after_they_are_complete(make, base, files):
+    trainer, metrics = make({"p": Plugin()}), {}
+    trainer.use_critic = False
+    trainer.step(metrics, {})
+    trainer._save_checkpoint()
+    trainer._compute_metrics(meta(), metrics, {}, global_steps=1, epoch=0)
+    assert order(base) == ["step", "write", "save", "kept", "metrics", "write_metrics"]
+    assert base.calls.write.call_args.args[0] == "global_step_1"
+    assert base.calls.write_metrics.call_args.args == (base.calls.write.return_value, 1, {"step": 1.0, "late": 2.0})
+    # The next step was not saved: its metrics stay out of the checkpoint.
+    trainer._compute_metrics(meta(), metrics, {}, global_steps=2, epoch=0)
+    base.calls.write_metrics.assert_called_once()
+
+
+def test_a_run_without_plugins_writes_no_state(make, base, files):
+    trainer = make()
+    trainer._save_checkpoint()
+    trainer._compute_metrics(meta(), {}, {}, global_steps=1, epoch=0)
+    assert order(base) == ["save", "metrics"]
+
+
+def test_state_is_restored_from_the_folder_that_verl_resumes_from(make, base, files):
+    base.calls.resume_folder.return_value = "global_step_4"
+    base.calls.restore.return_value = {"reward": 0.5}
+    plugin = Plugin()
+    trainer = make({"p": plugin})
+    trainer._load_checkpoint()
+    assert order(base) == ["resume_folder", "load", "restore"]
+    base.calls.restore.assert_called_once_with("global_step_4", trainer.hooks)
+    trainer._compute_advantage(meta(), {})
+    assert dict(plugin.contexts[0].last_metrics) == {"reward": 0.5}
+
+
+def test_from_scratch_nothing_is_restored(make, base, files):
+    base.calls.resume_folder.return_value = None
+    make({"p": Plugin()})._load_checkpoint()
+    assert order(base) == ["resume_folder", "load"]
 
 
 def test_the_plan_says_what_runs(make):

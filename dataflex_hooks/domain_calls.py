@@ -1,0 +1,244 @@
+"""The part of the hook manager that concerns domains: start, observation, and ``on_domain_stats``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dataflex_hooks.batch import ALIASES, DomainStats, PromptBatch, RolloutBatch
+from dataflex_hooks.context import StepContext
+from dataflex_hooks.decisions import DomainDecision, RolloutDecision
+from dataflex_hooks.entries import Entry
+from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError
+
+if TYPE_CHECKING:
+    from dataflex_hooks.config import DataFlexConfig
+
+_log = logging.getLogger("dataflex_hooks")
+Shares = NDArray[np.float64]
+R = TypeVar("R")
+
+
+class DomainCalls:
+    """Laid under the hook manager, whose plugins and calls it uses.
+
+    A plugin that sets proportions may have, besides the hook: ``domains`` (names it was configured with, or None),
+    ``start(domains)`` (called once, before the first prompt; may return proportions), ``observes`` (a hook's name) and
+    ``observe(batch, ctx)`` (called there in every step, warm-up included, with all rows and those that were evicted).
+    """
+
+    config: DataFlexConfig
+    _entries: dict[str, Entry]
+    _disabled: set[str]
+
+    def _call(self, entry: Entry, hook: str, **arguments: object) -> object:
+        raise NotImplementedError
+
+    def _mixing(self) -> list[Entry]:
+        entries = (entry for entry in self._entries.values() if entry.label not in self._disabled)
+        return [entry for entry in entries if "on_domain_stats" in entry.declared.hooks]
+
+    @property
+    def mixes(self) -> bool:
+        """Whether any plugin wants to set proportions, so that prompts come from the domain sampler."""
+        return bool(self._mixing())
+
+    def configured_domains(self) -> tuple[str, ...] | None:
+        """Names that the configuration lists, at the top level or for the plugin; None leaves them to the dataset."""
+        listed = self.config.shared.get("domains")
+        if isinstance(listed, (list, tuple)):
+            return tuple(str(name) for name in listed)
+        own = (getattr(entry.plugin, "domains", None) for entry in self._mixing())
+        return next((tuple(names) for names in own if names), None)
+
+    def start_domains(self, domains: Sequence[str]) -> Shares | None:
+        """Tell the plugins the domains; return the proportions to begin with, (K,), or None for the dataset's.
+
+        Raises:
+            ConfigError: a plugin cannot have these domains.
+            PluginError: a plugin failed, or returned what it must not.
+        """
+        first: Shares | None = None
+        for entry in self._mixing():
+            begin = getattr(entry.plugin, "start", None)
+            if begin is None:
+                continue
+            origin = entry.origin("start", 0)
+            try:
+                given = begin(tuple(domains))
+            except ConfigError as error:
+                raise ConfigError(error.under(entry.built.settings.path)) from error.__cause__
+            except Exception as error:
+                raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+            if given is not None and entry.built.settings.warmup_step == 0:
+                first = resolve_proportions(given, tuple(domains), origin)
+        return first
+
+    def scorer_means(self, step: int) -> dict[str, float]:
+        """Return the configured scorer's mean of the step by domain, as far as a plugin tells."""
+        means: dict[str, float] = {}
+        for entry in self._mixing():
+            tell = getattr(entry.plugin, "scorer_means", None)
+            means.update(tell(step) if tell is not None else {})
+        return means
+
+    def observed_fields(self, hook: str) -> frozenset[str]:
+        """Batch fields that observers at ``hook`` declare, as stored; empty when nobody observes there."""
+        observers = [entry for entry in self._mixing() if getattr(entry.plugin, "observes", None) == hook]
+        names = {name for entry in observers for name in entry.declared.requires.get(hook, ())}
+        return frozenset(ALIASES.get(name, name) for name in names) - {"uid"}
+
+    def observe(self, hook: str, batch: RolloutBatch, ctx: StepContext) -> None:
+        """Hand rows to the observers at ``hook``, whatever their warm-up.
+
+        Raises:
+            PluginError: an observer failed.
+        """
+        for entry in self._mixing():
+            if getattr(entry.plugin, "observes", None) != hook or not hasattr(entry.plugin, "observe"):
+                continue
+            origin = entry.origin("observe", ctx.step)
+            self._guarded(entry, origin, lambda entry=entry: entry.plugin.observe(batch, ctx))  # type: ignore[misc]
+            changed = batch.mutated()
+            if changed:
+                raise DecisionError(origin, f"changed {', '.join(changed)} in place; batches are read-only")
+
+    def on_domain_stats(self, stats: DomainStats, ctx: StepContext) -> Shares | None:
+        """Call ``on_domain_stats`` when it is due: past the warm-up, every ``update_step`` steps.
+
+        Returns:
+            The new proportions (K,) float64, summing to 1, or None to leave them.
+
+        Raises:
+            PluginError: a plugin failed, or returned what it must not.
+        """
+        if ctx.step % self.config.update_step:
+            return None
+        decided: Shares | None = None
+        for entry in self._mixing():
+            if not entry.is_called("on_domain_stats", ctx.step):
+                continue
+            origin = entry.origin("on_domain_stats", ctx.step)
+
+            def decide(entry: Entry = entry, origin: Origin = origin) -> Shares | None:
+                decision = self._call(entry, "on_domain_stats", stats=stats, ctx=ctx)
+                entry.check(decision, origin)
+                given = decision.proportions if isinstance(decision, DomainDecision) else None
+                return None if given is None else resolve_proportions(given, stats.domains, origin)
+
+            shares = self._guarded(entry, origin, decide)
+            decided = decided if shares is None else shares
+        return decided
+
+    def _drawing(self, step: int | None) -> list[Entry]:
+        entries = [entry for entry in self._entries.values() if "pre_rollout" in entry.declared.hooks]
+        return [
+            entry
+            for entry in entries
+            if entry.label not in self._disabled and (step is None or entry.is_called("pre_rollout", step))
+        ]
+
+    @property
+    def draws(self) -> bool:
+        """Whether any plugin wants to see candidate prompts."""
+        return bool(self._drawing(None))
+
+    @property
+    def ranks(self) -> bool:
+        """Whether a plugin gives candidates priorities."""
+        return any("priority" in entry.declared.provides for entry in self._drawing(None))
+
+    def candidate_columns(self) -> frozenset[str]:
+        """Static dataset columns that plugins declare for ``pre_rollout``."""
+        return frozenset(
+            name for entry in self._drawing(None) for name in entry.declared.requires.get("pre_rollout", ())
+        )
+
+    def pre_rollout(self, candidates: PromptBatch, ctx: StepContext) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+        """Call ``pre_rollout`` on candidates that were drawn.
+
+        Returns:
+            Which are admitted, (n,) bool, by all plugins; and the priorities of the one that gives any, (n,) float64.
+            None each where nobody said anything.
+
+        Raises:
+            PluginError: a plugin failed, or returned what it must not.
+        """
+        admitted: NDArray[Any] | None = None
+        priority: NDArray[Any] | None = None
+        for entry in self._drawing(ctx.step):
+            origin = entry.origin("pre_rollout", ctx.step)
+
+            def decide(entry: Entry = entry, origin: Origin = origin) -> RolloutDecision | None:
+                decision = self._call(entry, "pre_rollout", candidates=candidates, ctx=ctx)
+                entry.check(decision, origin)
+                return decision if isinstance(decision, RolloutDecision) else None
+
+            decision = self._guarded(entry, origin, decide)
+            if decision is None:
+                continue
+            if decision.rollouts is not None:
+                raise DecisionError(origin, "rollouts per prompt are not applied in this version: leave rollouts None")
+            if decision.admit is not None:
+                admit = _per_candidate("admit", decision.admit, len(candidates), origin).astype(bool)
+                admitted = admit if admitted is None else admitted & admit
+            if decision.priority is not None:
+                priority = _per_candidate("priority", decision.priority, len(candidates), origin)
+        return admitted, priority
+
+    def _guarded(self, entry: Entry, origin: Origin, act: Callable[[], R]) -> R | None:
+        try:
+            return act()
+        except Exception as error:
+            if entry.built.settings.on_error == "disable":
+                _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
+                self._disabled.add(entry.label)
+                return None
+            if isinstance(error, PluginError):
+                raise
+            raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+
+
+def _per_candidate(name: str, given: Any, n: int, origin: Origin) -> NDArray[np.float64]:
+    values = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DecisionError(origin, f"{name} must be numbers, got {given!r}") from error
+    if array.shape != (n,):
+        raise DecisionError(origin, f"{name} must be ({n},), one for each candidate, got shape {array.shape}")
+    wrong = np.isnan(array) | ((array != 0) & (array != 1) if name == "admit" else False)
+    if wrong.any():
+        what = "neither true nor false" if name == "admit" else "NaN"
+        raise DecisionError(origin, f"{name} is {what} for {int(wrong.sum())} of {n} candidates")
+    return array
+
+
+def resolve_proportions(given: Any, domains: Sequence[str], origin: Origin) -> Shares:
+    """Check proportions and normalise them: (K,) float64, summing to 1.
+
+    Raises:
+        DecisionError: negative, NaN, of the wrong length, or all zero; names the plugin of ``origin``.
+    """
+    values = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
+    try:
+        shares = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DecisionError(origin, f"proportions must be numbers, got {given!r}") from error
+    if shares.shape != (len(domains),):
+        text = f"proportions must be ({len(domains)},), one for each of {', '.join(domains)}; got shape {shares.shape}"
+        raise DecisionError(origin, text)
+    for wrong, what in ((~np.isfinite(shares), "NaN or infinite"), (shares < 0, "negative")):
+        if wrong.any():
+            named = ", ".join(domains[index] for index in np.flatnonzero(wrong).tolist())
+            raise DecisionError(origin, f"proportions are {what} for {named}")
+    total = shares.sum()
+    if not total > 0:
+        raise DecisionError(origin, "proportions are all 0; a domain has to be sampled")
+    # Dividing by a sum that is 1 up to rounding would take a share below its floor.
+    return shares if abs(total - 1) < 1e-9 else np.asarray(shares / total, dtype=np.float64)

@@ -1,0 +1,124 @@
+"""What each call of a plugin did: counted and timed for the metrics, and a line each under ``DATAFLEX_TRACE=1``.
+
+A line has shapes and a summary of the decision, never a tensor::
+
+    dataflex trace: step 3 post_advantage difffilter: 64 rows, 812 tokens; mask keeps 40/64, reason=band; 0.41 ms
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.errors import Origin
+from dataflex_hooks.metric_names import label_metric, label_time
+
+VARIABLE = "DATAFLEX_TRACE"
+PREFIX = "dataflex trace: "
+_OFF = frozenset({"", "0", "false", "no", "off"})
+_LONGEST_TEXT = 60
+
+
+@dataclass(frozen=True)
+class _CallNames:
+    time: str
+    decided: str
+    abstained: str
+
+    @classmethod
+    def of(cls, label: str) -> _CallNames:
+        return cls(label_time(label), label_metric(label, "decided_total"), label_metric(label, "abstained_total"))
+
+
+class CallLog:
+    """Counts and times the calls of every plugin since the metrics were last taken.
+
+    Args:
+        write: gets a line a call; None for no lines. By default stderr where the environment sets ``DATAFLEX_TRACE``.
+    """
+
+    def __init__(self, write: Callable[[str], None] | None = None) -> None:
+        on = os.environ.get(VARIABLE, "").strip().lower() not in _OFF
+        self._write = write or (_to_stderr if on else None)
+        self._metrics: dict[str, float] = {}
+        self._names: dict[str, _CallNames] = {}
+
+    def add(self, origin: Origin, batch: RolloutBatch, decision: object, seconds: float, error: object = None) -> None:
+        """Note one call.
+
+        Args:
+            origin: plugin, hook and step.
+            batch: what the plugin saw.
+            decision: what it returned; None abstains.
+            seconds: what the call took, the host's checks of the decision included.
+            error: the exception that the call ended in.
+        """
+        if origin.label not in self._names:
+            self._names[origin.label] = _CallNames.of(origin.label)
+        names = self._names[origin.label]
+        # Both counts every time: a logger draws no line through a metric that comes and goes.
+        decided, abstained = error is None and decision is not None, error is None and decision is None
+        for name, value in ((names.time, seconds), (names.decided, decided), (names.abstained, abstained)):
+            self._metrics[name] = self._metrics.get(name, 0.0) + value
+        if self._write is not None:
+            did = f"failed: {type(error).__name__}" if error is not None else summary(decision)
+            where = f"{PREFIX}step {origin.step} {origin.hook} {origin.label}"
+            self._write(f"{where}: {batch.bs} rows, {batch.n_tokens} tokens; {did}; {1e3 * seconds:.2f} ms")
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics of the calls since the last time, and start anew.
+
+        By label: ``timing_s/dataflex/<label>``, seconds over all hooks; ``dataflex/<label>/decided_total`` and
+        ``abstained_total``, numbers of calls.
+        """
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+
+def summary(decision: object) -> str:
+    """Describe a decision in a few words: shares of masks, moments of numbers, sizes of lists; never their contents."""
+    if decision is None:
+        return "no decision"
+    if not is_dataclass(decision):
+        return type(decision).__name__
+    given = {field.name: getattr(decision, field.name) for field in fields(decision)}
+    defaults = {field.name: field.default for field in fields(decision)}
+    parts = [_part(name, value) for name, value in given.items() if not _is_default(value, defaults[name])]
+    return ", ".join(parts) or "nothing given"
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is None or (not isinstance(value, Tensor) and bool(value == default))
+
+
+def _part(name: str, value: Any) -> str:
+    if isinstance(value, Tensor):
+        return _tensor(name, value)
+    if isinstance(value, (str, int, float)):
+        text = str(value)
+        return f"{name}={text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + '...'}"
+    try:
+        return f"{name} of {len(value)}"
+    except TypeError:
+        return f"{name} ({type(value).__name__})"
+
+
+def _tensor(name: str, value: Tensor) -> str:
+    if value.numel() == 0:
+        return f"{name} {tuple(value.shape)}"
+    values = value.detach()
+    if name in ("mask", "keep", "admit"):
+        return f"{name} keeps {int((values == 1).sum())}/{values.numel()}"
+    numbers = values.double()
+    moments = f"mean {float(numbers.mean()):.4g}, min {float(numbers.min()):.4g}, max {float(numbers.max()):.4g}"
+    return f"{name} {tuple(value.shape)} {moments}"
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
