@@ -189,7 +189,8 @@ class DataFlexTrainer:
             replaced = merged.rewards if self.hooks.config.apply else None
             self.mixing.rewarded(rows.view if replaced is None else rows.view.with_token_field("rm_scores", replaced))
         if self.hooks.config.apply:
-            self._state.generated = merged.generated
+            # What stays whole is counted again after advantages, where rewards may be in the batch and were not here.
+            self._state.generated = merged.generated if merged.row_keep is not None else None
             batch, more = apply_reward(batch, rows, merged, self._state, self.config)
             metrics.update(more)
             batch = self._add(batch, merged, metrics)

@@ -175,8 +175,9 @@ def test_added_rows_stay_out_of_statistics(live, rows, estimator):
             torch.testing.assert_close(own_of(outcome, name)[key], value, rtol=2e-5, atol=2e-6)
     assert [batch.bs for batch in seen.batches] == [62, 62]
     same = [name for name in plain.metrics if name.startswith(("actor/entropy", "rollout_corr/", "training/rollout"))]
-    # verl's means over sequences count its own padding, of which the smaller batch has two rows.
-    same = [name for name in same if not any(word in name for word in ("seq", "ppl"))]
+    # verl's means over sequences count its own padding, of which the smaller batch has two rows; its spread of weights
+    # that are all 1 is the root of a rounding error.
+    same = [name for name in same if not any(word in name for word in ("seq", "ppl", "rollout_is_std"))]
     same += ["dataflex/kept_frac", "dataflex/reward_all", "dataflex/seen/weight_mean"]
     assert len(same) > 8
     for name in same:
