@@ -117,7 +117,7 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
         ),
         Entry(
             "A schedule out of order",
-            ("+dataflex=topk", "++dataflex.plugins.topk.actuator.params.fraction='{100:0.5,0:1.0}'"),
+            ("+dataflex=topk", "++dataflex.plugins.topk.actuator.params.fraction={100:0.5,0:1.0}"),
             "A mapping of training steps to numbers is a schedule, and its steps have to rise.",
             "Put the earlier step first.",
         ),

@@ -162,6 +162,8 @@ def measure() -> tuple[list[tuple[str, float, str, float, str]], dict[str, float
     }
     rows = []
     for preset in presets.names():
+        if "mix" in (settings["plugin"] for settings in presets.block(preset)["plugins"].values()):
+            continue
         plugin = build(preset)
         run = lambda plugin=plugin: decide(plugin, batch)  # noqa: E731
         run()

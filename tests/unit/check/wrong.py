@@ -280,6 +280,16 @@ CASES = (
         (("dataflex", "one list of presets; stack them: +dataflex=[difffilter,per]"),),
     ),
     Wrong("preset without plus", ("dataflex=per",), (("dataflex", "write +dataflex=per"),)),
+    Wrong(
+        "entropy in bypass mode",
+        ("+dataflex=high_entropy", "algorithm.rollout_correction.bypass_mode=true"),
+        (("algorithm.rollout_correction.bypass_mode", "false with a plugin that reads the entropy of tokens"),),
+    ),
+    Wrong(
+        "a schedule that is wrong at its last knot",
+        ("+dataflex=topk", "++dataflex.plugins.topk.actuator.params.fraction={0:1.0,100:1.5}"),
+        (("dataflex.plugins.topk.actuator.params.fraction", "got 1.5 at step 100"),),
+    ),
     Wrong("preset as null", ("+dataflex=null",), (("dataflex", "a preset or a list of presets, ar, ar_paper"),)),
     Wrong(
         "unreadable override",

@@ -115,8 +115,13 @@ def check(preset: str, batch: dh.RolloutBatch, step: int = 1) -> list:
     return expected
 
 
-def test_every_preset_has_an_oracle():
-    assert sorted(CASES) == presets.names()
+def test_every_preset_that_selects_or_reweights_has_an_oracle():
+    mixers: list[str] = []
+    others: list[str] = []
+    for name in presets.names():
+        (plugin,) = presets.block(name)["plugins"].values()
+        (mixers if plugin["plugin"] == "mix" else others).append(name)
+    assert sorted(CASES) == others and len(others) >= 20
 
 
 @pytest.mark.parametrize("preset", CASES)
