@@ -56,7 +56,7 @@ def run(environment: dict[str, str], *command: str, cwd: Path) -> subprocess.Com
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=560,
     )
 
 
