@@ -52,7 +52,9 @@ class AddedRow:
         prompt, response: text, or token ids as integers.
         advantage: written after verl's estimator: one number, or one for every response token.
         domain: name of its domain, None for none.
-        reward: raw outcome reward; shown in the batch, part of no statistics.
+        reward: raw outcome reward; part of no statistics unless ``uid`` is given.
+        uid: of a group of this step (``batch.uid``): the row's reward then counts in that group's baseline, as if it
+            were one of its rollouts. None keeps it out of every statistic.
         log_probs: of the policy that wrote it, one for every response token; verl's rollout correction reads them.
             None leaves that correction neutral for this row.
     """
@@ -63,6 +65,7 @@ class AddedRow:
     domain: str | None = None
     reward: float = 0.0
     log_probs: Sequence[float] | None = None
+    uid: str | None = None
 
 
 @dataclass(frozen=True)

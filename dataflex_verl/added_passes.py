@@ -61,6 +61,8 @@ def old_log_prob(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfi
 def advantage(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfig) -> KVBatchMeta:
     """Run verl's estimator over the rows of the rollout and write the added rows' own advantages beside.
 
+    Rows that joined a group take part in the estimator, and get their own advantages afterwards all the same.
+
     ``returns`` are the advantages, or under a critic its own values, so that it learns nothing from added rows. verl's
     rollout correction is computed for them from their log-probs; where it is normalised over the batch, by the factor
     of the rollout's rows.
@@ -68,7 +70,8 @@ def advantage(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfig) 
     added = added_keys(batch)
     if not added:
         return run(batch, metrics)
-    result = run(_without(batch, added), metrics)
+    joined = {key for key, tag in zip(batch.keys, batch.tags, strict=True) if ADDED in tag and tag[ADDED]["joined"]}
+    result = run(_without(batch, [key for key in added if key not in joined]), metrics)
     names = ["response_mask", "rm_scores", "old_log_probs", "rollout_log_probs", "values"]
     data = tq.kv_batch_get(keys=added, partition_id=batch.partition_id, select_fields=names)
     mask = data["response_mask"]

@@ -1,7 +1,7 @@
 """Rows that plugins add (``RewardDecision.add``): checked, tokenised, and stored beside the step's own.
 
 An added row passes everything that a rollout's row passes: balancing, verl's log-prob passes, the update. It has a
-prompt id of its own and so is in no group. :mod:`dataflex_verl.added_passes` keeps it out of what is computed over
+prompt id of its own and so is in no group, unless it names one to join. :mod:`dataflex_verl.added_passes` keeps it out of what is computed over
 rows.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,9 @@ from transfer_queue import KVBatchMeta
 from dataflex_hooks import AddedRow, DecisionError, Origin
 
 ADDED = "dataflex_added"
-"""Tag of an added row; holds its advantages (a float for each response token) and whether log-probs came with it."""
+"""Tag of an added row: its advantages (a float a response token), and whether log-probs came and a group was named."""
+
+_FIRST_SESSION = 1_000_000
 
 # What a row without such content has to hold is not known; a zero would steer the update wrongly and unseen.
 _REFUSED = {
@@ -72,10 +74,15 @@ class TokenRow:
     reward: float
     domain: str | None
     log_probs: list[float] | None
+    uid: str | None
 
 
 def resolve(
-    add: Iterable[tuple[str, AddedRow]], limits: Limits, tokenizer: Any, origin_of: Callable[[str], Origin]
+    add: Iterable[tuple[str, AddedRow]],
+    limits: Limits,
+    tokenizer: Any,
+    groups: Collection[str],
+    origin_of: Callable[[str], Origin],
 ) -> list[TokenRow]:
     """Check rows and bring them to token ids.
 
@@ -85,6 +92,7 @@ def resolve(
         add: label of the plugin and row, as merged.
         limits: of the run.
         tokenizer: the policy's.
+        groups: uids of the groups in the batch.
         origin_of: what an error says about a plugin, by its label.
 
     Raises:
@@ -95,13 +103,13 @@ def resolve(
     for label, given in add:
         number = numbers[label] = numbers.get(label, -1) + 1
         try:
-            rows.append(_resolve(given, limits, tokenizer))
+            rows.append(_resolve(given, limits, tokenizer, groups))
         except ValueError as error:
             raise DecisionError(origin_of(label), f"add[{number}]: {error}") from None
     return rows
 
 
-def _resolve(given: AddedRow, limits: Limits, tokenizer: Any) -> TokenRow:
+def _resolve(given: AddedRow, limits: Limits, tokenizer: Any, groups: Collection[str]) -> TokenRow:
     prompt = _tokens("prompt", given.prompt, limits.prompt, "data.max_prompt_length", limits, tokenizer)
     response = _tokens("response", given.response, limits.response, "data.max_response_length", limits, tokenizer)
     if given.advantage is None:
@@ -123,7 +131,9 @@ def _resolve(given: AddedRow, limits: Limits, tokenizer: Any) -> TokenRow:
         raise ValueError(f"log_probs holds {max(log_probs)!r}; accepted: log-probabilities, at most 0")
     if given.domain is not None and not isinstance(given.domain, str):
         raise ValueError(f"domain is {given.domain!r}; accepted: a name or None")
-    return TokenRow(prompt, response, advantages, reward, given.domain, log_probs)
+    if given.uid is not None and given.uid not in groups:
+        raise ValueError(f"uid is {given.uid!r}; accepted: None, or the uid of a group that is in the batch")
+    return TokenRow(prompt, response, advantages, reward, given.domain, log_probs, given.uid)
 
 
 def _tokens(
@@ -182,9 +192,11 @@ def put(batch: KVBatchMeta, rows: Sequence[TokenRow], step: int, local_update: i
 
     template = tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id)[0]
     # verl splits keys at "_": the prompt id holds none.
-    uids = [f"added-{step:08d}-{local_update}-{number:06d}" for number in range(len(rows))]
-    keys = [f"{uid}_0_0" for uid in uids]
-    fields = [_fields(row, template, uid, domain_key) for row, uid in zip(rows, uids, strict=True)]
+    uids = [row.uid or f"added-{step:08d}-{local_update}-{number:06d}" for number, row in enumerate(rows)]
+    # A session number that no rollout of the group has.
+    sessions = [_FIRST_SESSION + number if row.uid else 0 for number, row in enumerate(rows)]
+    keys = [f"{uid}_{session}_0" for uid, session in zip(uids, sessions, strict=True)]
+    fields = [_fields(*row, template, domain_key) for row in zip(rows, uids, sessions, strict=True)]
     _refuse_per_token(batch, [name for name, value in fields[0].items() if value is _OF_DATASET])
     for field in fields:
         field.update({name: torch.zeros_like(template[name]) for name, value in field.items() if value is _OF_DATASET})
@@ -203,11 +215,11 @@ def _tag(row: TokenRow, template: Mapping[str, Any]) -> dict[str, Any]:
     tag = copy.deepcopy(dict(template))
     lengths = {"prompt_len": len(row.prompt), "response_len": len(row.response)}
     tag.update(status="success", **lengths, seq_len=sum(lengths.values()))
-    tag[ADDED] = {"advantages": row.advantages, "log_probs": row.log_probs is not None}
+    tag[ADDED] = {"advantages": row.advantages, "log_probs": row.log_probs is not None, "joined": row.uid is not None}
     return tag
 
 
-def _fields(row: TokenRow, template: Any, uid: str, domain_key: str) -> dict[str, Any]:
+def _fields(row: TokenRow, uid: str, session: int, template: Any, domain_key: str) -> dict[str, Any]:
     from verl.trainer.ppo.padding_utils import build_padding_position_ids
 
     prompts, responses = torch.tensor(row.prompt), torch.tensor(row.response)
@@ -227,7 +239,7 @@ def _fields(row: TokenRow, template: Any, uid: str, domain_key: str) -> dict[str
         "rollout_log_probs": log_probs,
         "num_turns": 2,
         "uid": uid,
-        "session_id": 0,
+        "session_id": session,
         domain_key: row.domain,
     }
     return {name: _field(name, template[name], known, row) for name in template.keys()}

@@ -206,7 +206,11 @@ class DataFlexTrainer:
         step = self.global_steps
         limits = added_rows.Limits.of(self.config, self.tokenizer)
         rows = added_rows.resolve(
-            merged.add, limits, self.tokenizer, lambda label: self.hooks.origin(label, "post_reward", step)
+            merged.add,
+            limits,
+            self.tokenizer,
+            groups={key.rsplit("_", 2)[0] for key in batch.keys},
+            origin_of=lambda label: self.hooks.origin(label, "post_reward", step),
         )
         self._state.added = self._state.resized = True
         metrics["dataflex/added_rows"] = float(len(rows))

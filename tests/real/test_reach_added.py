@@ -186,6 +186,22 @@ def test_added_rows_stay_out_of_statistics(live, rows, estimator):
     assert {outcome.keys[i].startswith("added-") for i in outcome.padding} == {True}
 
 
+def test_a_row_that_joins_a_group_counts_in_its_baseline(live, rows):
+    uid = rows.keys[0].rsplit("_", 2)[0]
+    plain = live.update(rows, fields=FIELDS)
+    joined = AddedRow(FIRST.prompt, FIRST.response, 1.5, reward=1.0, uid=uid)
+    outcome = live.update(rows, plugins={"add": Add(joined)}, fields=FIELDS)
+    rewards = {key: float(row.sum()) for key, row in zip(rows.keys, rows.fields["rm_scores"].unbind(), strict=True)}
+    group = torch.tensor([1.0, *(reward for key, reward in rewards.items() if key.startswith(uid))])
+    for key, value in plain.of("advantages").items():
+        expected = value
+        if key.startswith(uid):
+            expected = torch.full_like(value, (rewards[key] - float(group.mean())) / (float(group.std()) + 1e-6))
+        torch.testing.assert_close(outcome.of("advantages")[key], expected, rtol=1e-4, atol=1e-5)
+    (own,) = [i for i, key in enumerate(outcome.keys) if key.startswith(uid) and key not in rewards]
+    assert outcome.fields["advantages"][own].tolist() == [1.5] * 4
+
+
 def test_behaviour_log_probs_reach_verls_correction(live, rows, demo):
     settings = {"algorithm.rollout_correction.rollout_is": "token"}
     with_log_probs = AddedRow(FIRST.prompt, FIRST.response, 1.5, log_probs=[-0.5, -6.0, -1.0, -9.0])
