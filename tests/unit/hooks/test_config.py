@@ -39,7 +39,10 @@ def test_the_published_short_form_works_verbatim():
     assert row.pop("version")
     assert row == {
         "label": "select",
+        "path": "dataflex",
         "plugin": "select",
+        "effect": "mask",
+        "advantages": None,
         "distribution": "dataflex-verl",
         "hooks": ["post_advantage"],
         "scorer": "group_solve_rate",
