@@ -30,10 +30,8 @@ class LossCoefficients:
     divides_by_rows: bool = False
     source: str = ""
 
-    def values(self, batch: RolloutBatch, response_mask: Tensor) -> Tensor:
-        """Return the coefficients (T,) float64: 0 where ``response_mask`` (T,) bool is False."""
-        valid = response_mask.to(torch.float64)
+    def of_rows(self, batch: RolloutBatch) -> Tensor:
+        """Return what the loss gives each valid token of a row, (bs,) float64."""
         if self.kind == "token":
-            return valid
-        n_valid = torch.bincount(batch.row_of_token[response_mask], minlength=batch.bs)
-        return valid / batch.expand_rows(n_valid.clamp(min=1))
+            return torch.ones(batch.bs, dtype=torch.float64, device=batch.offsets.device)
+        return 1.0 / batch.n_valid.clamp(min=1).to(torch.float64)

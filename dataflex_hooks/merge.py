@@ -20,9 +20,11 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.decisions import UpdateDecision
 from dataflex_hooks.errors import DecisionError, Origin
 from dataflex_hooks.keep import KeepRules, RowKeep, shortfall
-from dataflex_hooks.merge_metrics import exact_sum, neutral_metrics, update_metrics
+from dataflex_hooks.merge_metrics import neutral_metrics, update_metrics
 from dataflex_hooks.merge_reward import Generated
 from dataflex_hooks.resolve import ResolvedUpdate, resolve_update
+from dataflex_hooks.segments import row_sum
+from dataflex_hooks.token_weights import Kept, combine, exact_sum, product
 
 MaskScale = Literal["none", "kept"]
 
@@ -110,34 +112,39 @@ def merge_resolved(
         text = f"decides per token, but the loss{source} is not linear in per-token weights: decide per response"
         raise DecisionError(tokenwise[0], text)
 
-    rows = _rows(decisions, batch, rules or KeepRules(), generated or Generated.of(batch))
-    valid = batch.response_mask
-    coefficient = coefficients.values(batch, valid)
+    generated = generated or Generated.of(batch)
+    rows = _rows(decisions, batch, rules or KeepRules(), generated)
+    coefficient = coefficients.of_rows(batch)
     if rows.in_batch is not None:
         # A dropped row is in no denominator: as if it had never been there.
-        coefficient = torch.where(batch.expand_rows(rows.in_batch), coefficient, 0.0)
-    kept = rows.token_mask & valid
-    normalised, raw, update_scale = _factors(decisions, coefficient, batch)
-    weights = kept.to(torch.float64)
-    if normalised is not None:
-        weights = _normalise(torch.where(kept, normalised, 0.0), coefficient, kept, batch)
-    if mask_scale == "kept" and bool(kept.any()):
-        weights *= exact_sum(coefficient, batch) / exact_sum(torch.where(kept, coefficient, 0.0), batch)
-    # Zero wins over whatever a raw factor holds at a token that is masked.
-    merged = torch.where(weights > 0, weights * raw * update_scale, 0.0).to(torch.float32)
-    if not bool(torch.isfinite(merged).all()):
+        coefficient = torch.where(rows.in_batch, coefficient, 0.0)
+    factors = [d for d in decisions if d.factor is not None]
+    update_scale = math.prod(d.update_scale for d in decisions if d.update_scale is not None)
+    scale = update_scale
+    counts = rows.kept.count(batch)
+    if mask_scale == "kept" and bool(counts.any()):
+        scale *= exact_sum(coefficient * batch.n_valid) / exact_sum(coefficient * counts)
+    merged = combine(
+        rows.kept,
+        product([(_given(d), d.factor_per_token) for d in factors if d.normalize], batch, near_one=True),
+        product([(_given(d), d.factor_per_token) for d in factors if not d.normalize], batch, near_one=False),
+        coefficient,
+        scale,
+        batch,
+    )
+    if not merged.finite:
         scaling = [d.origin for d in decisions if d.factor is not None or d.update_scale is not None]
         labels = ", ".join(repr(origin.label) for origin in scaling)
         raise DecisionError(scaling[0], f"the product of weights and scales of {labels} overflows float32")
-    metrics = update_metrics(decisions, merged, kept, coefficient, batch, generated or Generated.of(batch))
+    metrics = update_metrics(decisions, merged, counts, coefficient, batch, generated)
     if rows.said:
         metrics["dataflex/fallback"] = float(rows.fell_back)
     return MergedUpdate(
-        weights=merged,
+        weights=merged.values,
         in_batch=rows.in_batch,
         excluded=rows.excluded,
-        row_keep=torch.bincount(batch.row_of_token[kept], minlength=batch.bs) > 0,
-        token_mask=rows.token_mask,
+        row_keep=counts > 0,
+        token_mask=batch.expand_rows(rows.kept.rows) if rows.kept.tokens is None else rows.kept.tokens,
         per_token=bool(tokenwise),
         update_scale=update_scale,
         skip_update=rows.skip_update or any(decision.skip_update for decision in decisions),
@@ -150,7 +157,7 @@ def merge_resolved(
 class _Rows:
     """Which rows stay, and which tokens of them count."""
 
-    token_mask: Tensor
+    kept: Kept
     in_batch: Tensor | None
     excluded: Tensor | None
     skip_update: bool
@@ -169,17 +176,20 @@ def _rows(decisions: Sequence[ResolvedUpdate], batch: RolloutBatch, rules: KeepR
     counted = in_batch if rules.min_keep is None else in_batch & masked
     short = shortfall(said, counted, rules.least(generated.rollouts, bool(dropping)), rules, batch)
     in_batch = in_batch | short.lifted
-    lifted_tokens = batch.expand_rows(short.lifted)
-    token_mask = batch.expand_rows(in_batch)
-    excluded = ~everything
+    kept, excluded = in_batch, ~everything
+    tokens: Tensor | None = None
     for decision, rows in masks:
         assert decision.mask is not None
-        keep = decision.mask if decision.mask_per_token else batch.expand_rows(decision.mask)
-        token_mask = token_mask & (keep | lifted_tokens)
+        kept = kept & (rows | short.lifted)
+        if decision.mask_per_token:
+            lifted = decision.mask | batch.expand_rows(short.lifted) if bool(short.lifted.any()) else decision.mask
+            tokens = lifted if tokens is None else tokens & lifted
         if decision.include:
             excluded = excluded | ~(rows | short.lifted)
+    if tokens is not None:
+        tokens = tokens & batch.expand_rows(kept)
     return _Rows(
-        token_mask=token_mask,
+        kept=Kept(kept, tokens),
         in_batch=None if bool(in_batch.all()) else in_batch,
         excluded=excluded if bool(excluded.any()) else None,
         skip_update=short.skip_update,
@@ -190,28 +200,12 @@ def _rows(decisions: Sequence[ResolvedUpdate], batch: RolloutBatch, rules: KeepR
 
 def _kept_rows(mask: Tensor, per_token: bool, batch: RolloutBatch) -> Tensor:
     """(bs,) bool: rows of which a mask keeps anything."""
-    if not per_token:
-        return mask
-    return torch.bincount(batch.row_of_token[mask & batch.response_mask], minlength=batch.bs) > 0
+    return row_sum(mask, batch.offsets, batch.response_mask) > 0 if per_token else mask
 
 
-def _factors(
-    decisions: Sequence[ResolvedUpdate], coefficient: Tensor, batch: RolloutBatch
-) -> tuple[Tensor | None, Tensor, float]:
-    """Product of the factors to be normalised, (T,) or None; product of the raw ones (T,); product of the scales."""
-    normalised: Tensor | None = None
-    raw = torch.ones_like(coefficient)
-    update_scale = 1.0
-    for decision in decisions:
-        if decision.factor is not None:
-            weights = _per_token(decision.factor, decision.factor_per_token, batch)
-            if decision.normalize:
-                normalised = _near_one(weights) if normalised is None else normalised * _near_one(weights)
-            else:
-                raw *= weights
-        if decision.update_scale is not None:
-            update_scale *= decision.update_scale
-    return normalised, raw, update_scale
+def _given(decision: ResolvedUpdate) -> Tensor:
+    assert decision.factor is not None
+    return decision.factor
 
 
 def _neutral(batch: RolloutBatch, generated: Generated) -> MergedUpdate:
@@ -228,22 +222,3 @@ def _neutral(batch: RolloutBatch, generated: Generated) -> MergedUpdate:
         changed=False,
         metrics=neutral_metrics(batch, generated),
     )
-
-
-def _per_token(values: Tensor, per_token: bool, batch: RolloutBatch) -> Tensor:
-    return values if per_token else batch.expand_rows(values)
-
-
-def _near_one(factor: Tensor) -> Tensor:
-    """Scale by a power of two, exact in floating point, so that products of large or tiny factors stay finite."""
-    largest = float(factor.max()) if len(factor) else 0.0
-    # The exponent is capped where 2**n itself would overflow, for factors that are subnormal throughout.
-    return factor * math.ldexp(1.0, min(-math.frexp(largest)[1], 1023))
-
-
-def _normalise(weights: Tensor, coefficient: Tensor, kept: Tensor, batch: RolloutBatch) -> Tensor:
-    """Divide so that kept weights average 1 under the coefficients; all zero if that is impossible."""
-    weighted = exact_sum(coefficient * weights, batch)
-    if weighted == 0.0:
-        return torch.zeros_like(weights)
-    return weights / (weighted / exact_sum(torch.where(kept, coefficient, 0.0), batch))

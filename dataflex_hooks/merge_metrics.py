@@ -14,26 +14,30 @@ from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.errors import FieldError
+from dataflex_hooks.keep import groups_of, sessions_of
 from dataflex_hooks.merge_reward import Generated
 from dataflex_hooks.metric_names import label_metric
 from dataflex_hooks.resolve import ResolvedUpdate
-from dataflex_hooks.segments import segment_sum
-
-
-def exact_sum(values: Tensor, batch: RolloutBatch) -> float:
-    """Sum (T,) values over the batch, rounded once over rows, so that the order of rows cannot change a bit."""
-    return math.fsum(segment_sum(values, batch.row_of_token, batch.bs).tolist())
+from dataflex_hooks.segments import row_sum
+from dataflex_hooks.token_weights import TokenWeights, exact_sum, mean_and_std
 
 
 def update_metrics(
     decisions: Sequence[ResolvedUpdate],
-    weights: Tensor,
+    merged: TokenWeights,
     kept: Tensor,
     coefficient: Tensor,
     batch: RolloutBatch,
     generated: Generated,
 ) -> dict[str, float]:
-    """Describe the merged ``weights`` (T,) and each plugin's part in them.
+    """Describe the merged weights and each plugin's part in them.
+
+    Args:
+        decisions: of the plugins.
+        merged: the weights.
+        kept: (bs,) float64, kept tokens of each row.
+        coefficient: (bs,) float64, what the loss gives each valid token of a row.
+        batch, generated: the rows, and what the step generated.
 
     ``kept_frac``: share of the generated sessions with a kept token, ``kept_groups_frac`` of the groups,
     ``kept_tokens_frac`` of the valid tokens in the batch. ``weight_mean``: mean over all valid tokens under the loss
@@ -44,20 +48,19 @@ def update_metrics(
     ``<label>/dropped_rows_total/<reason>`` (counts), ``<label>/weight_mean``, ``<label>/weight_std`` of its weights as
     given.
     """
-    valid = batch.response_mask
-    session_kept = _sessions_with(kept, batch)
-    group_kept = torch.bincount(batch.group[batch.row_of_token[kept]], minlength=batch.n_groups) > 0
-    merged = weights.to(torch.float64)
-    mean, std = _mean_and_std(merged, coefficient, batch)
+    rows_kept = kept > 0
+    session_kept, n_valid = sessions_of(rows_kept, batch), batch.n_valid
+    mean, std = mean_and_std(merged.values, True, coefficient, batch)
+    kept_weight = exact_sum(coefficient * kept)
     merged_metrics = {
         "kept_frac": int(session_kept.sum()) / max(1, generated.rollouts),
-        "kept_groups_frac": int(group_kept.sum()) / max(1, generated.groups),
-        "kept_tokens_frac": int(kept.sum()) / max(1, int(valid.sum())),
+        "kept_groups_frac": int(groups_of(rows_kept, batch).sum()) / max(1, generated.groups),
+        "kept_tokens_frac": int(kept.sum()) / max(1, int(n_valid.sum())),
         "weight_mean": mean,
         "weight_std": std,
-        "weight_kept_mean": _mean_and_std(merged, torch.where(kept, coefficient, 0.0), batch)[0],
-        "weight_largest": float(weights.max()) if len(weights) else 0.0,
-        "ess_frac": _effective_share(batch.mean_over_tokens(weights).to(torch.float64)),
+        "weight_kept_mean": exact_sum(coefficient * merged.row_sums) / kept_weight if kept_weight else 0.0,
+        "weight_largest": merged.largest,
+        "ess_frac": _effective_share(merged.row_sums / n_valid.clamp(min=1)),
         **_reward_metrics(session_kept, batch, generated),
     }
     metrics = {f"dataflex/{name}": value for name, value in merged_metrics.items()}
@@ -65,8 +68,7 @@ def update_metrics(
         if decision.mask is not None or decision.keep is not None:
             metrics |= _own_metrics(decision, batch)
         if decision.factor is not None:
-            factor = decision.factor if decision.factor_per_token else batch.expand_rows(decision.factor)
-            mean, std = _mean_and_std(factor, coefficient, batch)
+            mean, std = mean_and_std(decision.factor, decision.factor_per_token, coefficient, batch)
             metrics[label_metric(decision.label, "weight_mean")] = mean
             metrics[label_metric(decision.label, "weight_std")] = std
     return metrics
@@ -96,34 +98,22 @@ def neutral_metrics(batch: RolloutBatch, generated: Generated) -> dict[str, floa
 
 def _own_metrics(decision: ResolvedUpdate, batch: RolloutBatch) -> dict[str, float]:
     """What one plugin's mask and drop alone would keep."""
-    own, metrics = batch.response_mask, {}
+    own, metrics = batch.n_valid > 0, {}
     if decision.mask is not None:
-        own = own & (decision.mask if decision.mask_per_token else batch.expand_rows(decision.mask))
-        rows = torch.bincount(batch.row_of_token[own], minlength=batch.bs)
-        metrics[label_metric(decision.label, "masked_rows_total", decision.reason)] = float((rows == 0).sum())
+        per_token = decision.mask_per_token
+        rows = row_sum(decision.mask, batch.offsets, batch.response_mask) > 0 if per_token else decision.mask
+        own = own & rows
+        metrics[label_metric(decision.label, "masked_rows_total", decision.reason)] = float((~own).sum())
     if decision.keep is not None:
-        own = own & batch.expand_rows(decision.keep)
+        own = own & decision.keep
         metrics[label_metric(decision.label, "dropped_rows_total", decision.reason)] = float((~decision.keep).sum())
     named = metrics if decision.reason else {}
-    named[label_metric(decision.label, "kept_frac")] = _share(_sessions_with(own, batch))
+    named[label_metric(decision.label, "kept_frac")] = _share(sessions_of(own, batch))
     return named
-
-
-def _sessions_with(tokens: Tensor, batch: RolloutBatch) -> Tensor:
-    """(n_sessions,) bool: sessions that have one of the marked (T,) tokens."""
-    return torch.bincount(batch.session[batch.row_of_token[tokens]], minlength=batch.n_sessions) > 0
 
 
 def _share(marked: Tensor) -> float:
     return int(marked.sum()) / max(1, len(marked))
-
-
-def _mean_and_std(values: Tensor, coefficient: Tensor, batch: RolloutBatch) -> tuple[float, float]:
-    norm = exact_sum(coefficient, batch)
-    if norm == 0.0:
-        return 0.0, 0.0
-    mean = exact_sum(coefficient * values, batch) / norm
-    return mean, math.sqrt(exact_sum(coefficient * (values - mean) ** 2, batch) / norm)
 
 
 def _effective_share(row_weights: Tensor) -> float:

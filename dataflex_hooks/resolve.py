@@ -20,7 +20,7 @@ _INCLUDED = frozenset({"kl", "entropy"})
 
 @dataclass(frozen=True)
 class ResolvedUpdate:
-    """A checked UpdateDecision: ``mask`` bool and ``factor`` float64, each (T,) if ``*_per_token``, else (bs,).
+    """A checked UpdateDecision: ``mask`` bool and ``factor`` float, each (T,) if ``*_per_token``, else (bs,).
 
     ``keep`` (bs,) bool is what the plugin drops, ``scores`` (bs,) float64 what it judged by, each None without.
     """
@@ -180,10 +180,12 @@ def _resolve_values(
     if given is None:
         return None, False
     values, per_token = _aligned(name, given, batch, origin)
-    values = values.to(torch.float64)
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.to(torch.float64)
     # What stands at tool tokens was never meant for the loss and may be anything.
-    looked_at = torch.where(batch.response_mask, values, 0.0) if per_token and name == "weights" else values
-    for wrong, what in ((~torch.isfinite(looked_at), "NaN or infinite"), (looked_at < least, "negative")):
+    looked_at = batch.response_mask if per_token and name == "weights" else None
+    for right, what in ((torch.isfinite(values), "NaN or infinite"), (values >= least, "negative")):
+        wrong = ~right if looked_at is None else ~right & looked_at
         count = int(wrong.sum())
         if count:
             first = int(wrong.nonzero()[0])
@@ -191,7 +193,7 @@ def _resolve_values(
             unit = "tokens" if per_token else "responses"
             text = f"{name} are {what} at {count} of {len(values)} {unit}, first in row {row} (uid {batch.uid[row]!r})"
             raise DecisionError(origin, text)
-    return looked_at, per_token
+    return values, per_token
 
 
 def _aligned(name: str, given: object, batch: RolloutBatch, origin: Origin) -> tuple[Tensor, bool]:

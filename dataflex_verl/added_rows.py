@@ -1,8 +1,8 @@
 """Rows that plugins add (``RewardDecision.add``): checked, tokenised, and stored beside the step's own.
 
 An added row passes everything that a rollout's row passes: balancing, verl's log-prob passes, the update. It has a
-prompt id of its own and so is in no group, unless it names one to join. :mod:`dataflex_verl.added_passes` keeps it out of what is computed over
-rows.
+prompt id of its own and so is in no group, unless it names one to join. :mod:`dataflex_verl.added_passes` keeps it out
+of what is computed over rows.
 """
 
 from __future__ import annotations

@@ -29,10 +29,8 @@ def batch(batches):
 
 
 def test_coefficients_of_token_and_sequence_means(batch):
-    valid = batch.response_mask
-    assert LossCoefficients("token").values(batch, valid).tolist() == [1, 1, 1, 1, 1, 0, 1]
-    third = 1 / 3
-    assert LossCoefficients("sequence").values(batch, valid).tolist() == [1, 0.5, 0.5, third, third, 0, third]
+    assert LossCoefficients("token").of_rows(batch).tolist() == [1, 1, 1]
+    assert LossCoefficients("sequence").of_rows(batch).tolist() == [1, 1 / 2, 1 / 3]
 
 
 def test_no_decision_changes_nothing(batch, token_mean):

@@ -130,7 +130,7 @@ def test_kept_normalised_weights_average_one(batches, data, kind):
     rows, decisions = data.draw(cases(batches, normalized_only=True))
     batch = batches.build(rows)
     merged = merge(batch, decisions, kind)
-    coefficient = LossCoefficients(kind).values(batch, batch.response_mask)
+    coefficient = LossCoefficients(kind).of_rows(batch)[batch.row_of_token] * batch.response_mask
     kept = merged.token_mask & batch.response_mask
     if not bool(merged.weights.any()):
         return

@@ -63,6 +63,7 @@ def test_text_and_token_ids_become_token_ids_with_an_advantage_each():
         ({"log_probs": [-0.5]}, "log_probs has 1 values; accepted: 2"),
         ({"log_probs": [-0.5, 0.1]}, "log_probs holds 0.1; accepted: log-probabilities, at most 0"),
         ({"domain": 3}, "domain is 3; accepted: a name or None"),
+        ({"uid": "gone"}, "uid is 'gone'; accepted: None, or the uid of a group that is in the batch"),
     ],
 )
 def test_an_unusable_row_is_named_with_what_is_accepted(change, says):
