@@ -155,9 +155,11 @@ class DomainCalls:
 
     def candidate_columns(self) -> frozenset[str]:
         """Static dataset columns that plugins declare for ``pre_rollout``."""
-        return frozenset(
-            name for entry in self._drawing(None) for name in entry.declared.requires.get("pre_rollout", ())
-        )
+        return frozenset(name for names in self.candidate_columns_by_plugin().values() for name in names)
+
+    def candidate_columns_by_plugin(self) -> dict[str, tuple[str, ...]]:
+        """The same by the label of the plugin that declares them."""
+        return {entry.label: entry.declared.requires.get("pre_rollout", ()) for entry in self._drawing(None)}
 
     def pre_rollout(self, candidates: PromptBatch, ctx: StepContext) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         """Call ``pre_rollout`` on candidates that were drawn.
