@@ -57,8 +57,9 @@ class Scorer(Component, ABC):
 
     Attributes:
         timing: the earliest hook that can run it; ``"in_loss"`` is refused at start, no hook serves it. Under
-            ``select`` one with ``"pre_rollout"`` scores candidate prompts: its ``requires`` are dataset columns, ``score`` gets a
-            :class:`~dataflex_hooks.batch.PromptBatch` and returns (n,), on which the selector decides who is admitted.
+            ``select`` one with ``"pre_rollout"`` scores candidate prompts: its ``requires`` are dataset columns,
+            ``score`` gets a :class:`~dataflex_hooks.batch.PromptBatch` and returns (n,), on which the selector decides
+            who is admitted.
         granularity: what one score belongs to; prompt and domain scores are given per row, equal within prompt or
             domain.
 

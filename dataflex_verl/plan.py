@@ -128,6 +128,8 @@ def _merge_lines(rows: list[dict[str, Any]], coefficients: LossCoefficients, mas
     if skips := _providers(rows, "skip_update"):
         parts.append(f"no update when {' or '.join(skips)} says so")
     lines = [f"merge: {'; '.join(parts)}"] if parts else []
+    if all(_BEFORE_ROLLOUT.issuperset(row["hooks"]) for row in rows):
+        return lines
     return [*lines, f"weights average 1 per {coefficients.kind} ({coefficients.source})"]
 
 
