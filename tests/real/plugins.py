@@ -132,7 +132,7 @@ class Switch:
 
 
 class ScriptRewards:
-    """Rewards by domain and step: ``level + slope * step``, and half of a group's rollouts ``spread`` above, half below.
+    """Rewards by domain and step: ``level + slope * step``, half of a group's rollouts ``spread`` above, half below.
 
     The three rank domains differently: by level sort, middle, add from the lowest up; by slope middle, sort, add and by
     spread add, sort, middle from the steepest and the widest down.

@@ -107,7 +107,7 @@ BESIDE = {
 
 
 class Beside:
-    """The other mixers' own plugins, given what the one in the run is given: every batch it observes, every statistic."""
+    """The other mixers' own plugins, given what the run's is given: every batch it observes, every statistic."""
 
     def __init__(self) -> None:
         self.proposed: dict[str, list[list[float]]] = {name: [] for name in BESIDE}

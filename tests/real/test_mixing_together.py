@@ -50,12 +50,12 @@ def together(ray_session, demo, acme) -> tuple[Run, Prompts, Updates]:
         prompts.look(trainer)
         updates.look(trainer)
 
-    band = "{name:threshold_band,params:{low:%s,high:9.0}}" % LIMIT
+    band = f"{{name:threshold_band,params:{{low:{LIMIT},high:9.0}}}}"
     more = [
         "+dataflex.plugins.script.plugin=tests.real.plugins:ScriptRewards",
-        "+dataflex.plugins.band={plugin:select,scorer:reward_difficulty,actuator:%s}" % band,
+        f"+dataflex.plugins.band={{plugin:select,scorer:reward_difficulty,actuator:{band}}}",
         "+dataflex.plugins.per={plugin:reweight,scorer:advantage_magnitude,actuator:per_advantage}",
-        *mixing("{name:acme_inverse,params:{floor:%s,window:1}}" % FLOOR, "reward_difficulty"),
+        *mixing(f"{{name:acme_inverse,params:{{floor:{FLOOR},window:1}}}}", "reward_difficulty"),
         *CHEAP,
         "data.train_batch_size=6",
         "actor_rollout_ref.actor.ppo_mini_batch_size=6",
