@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from dataflex_verl.demo.build import DemoFiles
 from tests.real.conftest import base_overrides
@@ -68,10 +67,10 @@ class Prompts:
 
 
 class Updates:
-    """What the actor is trained on in each step, by row: reward of the rollout, and weight of its tokens."""
+    """What the actor is trained on in each step, by row: reward of the rollout, weight of its tokens, their number."""
 
     def __init__(self) -> None:
-        self.steps: list[list[tuple[float, float]]] = []
+        self.steps: list[list[tuple[float, float, int]]] = []
 
     def look(self, trainer: Any) -> None:
         """Given to ``train``."""
@@ -83,7 +82,7 @@ class Updates:
             fields = ["rm_scores", "rollout_is_weights"]
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
             rows = zip(data["rm_scores"], data["rollout_is_weights"], strict=True)
-            self.steps.append([(float(reward.sum()), float(torch.as_tensor(weights)[0])) for reward, weights in rows])
+            self.steps.append([(float(reward.sum()), float(weights[0]), len(weights)) for reward, weights in rows])
             return update(batch, metrics)
 
         if not self.steps:

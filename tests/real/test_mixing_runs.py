@@ -36,10 +36,11 @@ MODES = {
 @pytest.mark.parametrize(
     ("mode", "steps"),
     [
-        ("sync", 30),
+        ("sync", 8),
         ("fetch_size_1", 4),
         ("filter_groups", 4),
         ("colocate_async", 4),
+        pytest.param("sync", 30, marks=pytest.mark.nightly),
         pytest.param("fetch_size_1", 30, marks=pytest.mark.nightly),
         pytest.param("filter_groups", 30, marks=pytest.mark.nightly),
         pytest.param("colocate_async", 30, marks=pytest.mark.nightly),
@@ -106,14 +107,15 @@ def test_the_very_next_prompt_follows_proportions_that_change(ray_session, demo,
 
 
 def test_a_resumed_run_fetches_the_same_prompts(ray_session, demo, tmp_path):
+    """Within one process; killed runs and another Ray: test_mixing_killed.py."""
     mixer = mixing("{name:tscl,params:{temperature:0.02}}", "reward_difficulty")
-    where = (f"trainer.default_local_dir={tmp_path}", "trainer.save_freq=2", "trainer.resume_mode=auto")
-    whole, first, second = Prompts(), Prompts(), Prompts()
-    train(compose_config(overrides(demo, *mixer, "trainer.total_training_steps=4")), whole.look)
-    train(compose_config(overrides(demo, *mixer, *where, "trainer.total_training_steps=2")), first.look)
-    train(compose_config(overrides(demo, *mixer, *where, "trainer.total_training_steps=4")), second.look)
-    assert first.rows == whole.rows[:16]
-    assert [shares.tolist() for shares in first.in_force] == [shares.tolist() for shares in whole.in_force[:16]]
+    script = "+dataflex.plugins.script.plugin=tests.real.plugins:ScriptRewards"
+    given = [*mixer, script, *CHEAP, f"trainer.default_local_dir={tmp_path}", "trainer.total_training_steps=4"]
+    whole, resumed = Prompts(), Prompts()
+    train(compose_config(overrides(demo, *given, "trainer.save_freq=2")), whole.look)
+    path = [f"trainer.resume_from_path={tmp_path}/global_step_2", "trainer.resume_mode=resume_path"]
+    train(compose_config(overrides(demo, *given, *path)), resumed.look)
+    assert len(whole.rows) == 16 and resumed.rows == whole.rows[8:]
     # Proportions after step 2 were set before the checkpoint was written.
-    assert second.rows[:8] == whole.rows[16:24]
-    assert second.in_force[0].tolist() == whole.in_force[16].tolist()
+    shares = [[one.tolist() for one in prompts.in_force] for prompts in (whole, resumed)]
+    assert shares[1] == shares[0][8:] and shares[0][8] != shares[0][0]

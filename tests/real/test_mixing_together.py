@@ -86,11 +86,14 @@ def test_select_masks_and_reweight_weighs_in_the_same_run(together):
     run, _, updates = together
     assert len(updates.steps) == 4
     for rows, metrics in zip(updates.steps, run.metrics, strict=True):
-        masked = [weight for reward, weight in rows if reward <= LIMIT]
-        kept = [weight for reward, weight in rows if reward > LIMIT]
+        masked = [weight for reward, weight, _ in rows if reward <= LIMIT]
+        kept = [weight for reward, weight, _ in rows if reward > LIMIT]
+        tokens = [number for reward, _, number in rows if reward > LIMIT]
         assert masked and set(masked) == {0.0}
         assert min(kept) > 0 and max(kept) > 1.2 * min(kept)
-        assert sum(kept) / len(kept) == pytest.approx(1, abs=0.01)
+        # Weights average 1 over the tokens that are kept.
+        total = sum(weight * number for weight, number in zip(kept, tokens, strict=True))
+        assert total / sum(tokens) == pytest.approx(1, abs=1e-5)
         assert metrics["dataflex/band/kept_frac"] == pytest.approx(len(kept) / len(rows))
 
 
