@@ -180,8 +180,8 @@ class DomainMixing:
 
 def _refuse_columns(hooks: HookManager, dataset: Any) -> None:
     there = column_names(dataset)
-    for label, names in hooks.candidate_columns_by_plugin().items():
+    for setting, names in hooks.candidate_columns_by_setting().items():
         missing = [name for name in names if name not in there]
         if missing:
             given = Described(f"{', '.join(missing)}, read at pre_rollout and not in the training data")
-            raise ConfigError([Problem(f"dataflex.plugins.{label}", given, f"its columns: {', '.join(there)}")])
+            raise ConfigError([Problem(setting, given, f"its columns: {', '.join(there)}")])

@@ -71,7 +71,7 @@ def test_the_manager_calls_it_past_its_warm_up(level):
     block = {"mechanism": "select", "scorer": {"name": level}, "actuator": BAND, "warmup_step": 3}
     hooks = HookManager.from_config(block, estimator="grpo", has_groups=True)
     assert hooks.draws and not hooks.mixes and not hooks.ranks
-    assert hooks.candidate_columns_by_plugin() == {"select": ("level",)}
+    assert hooks.candidate_columns_by_setting() == {"dataflex": ("level",)}
     assert hooks.pre_rollout(candidates([0, 1]), StepContext(step=2)) == (None, None)
     admitted, _ = hooks.pre_rollout(candidates([0, 9]), StepContext(step=3))
     assert admitted.tolist() == [True, False]

@@ -235,7 +235,7 @@ def test_a_column_that_the_data_lacks_is_refused_at_the_start(registry):
     block = {"mechanism": "select", "scorer": {"name": "hardness"}, "actuator": {"name": "threshold_band"}}
     with pytest.raises(
         dh.ConfigError,
-        match="dataflex.plugins.select: got hardness, read at pre_rollout and not in the training data; accepted: its "
+        match="dataflex: got hardness, read at pre_rollout and not in the training data; accepted: its "
         "columns: prompt, domain, level",
     ):
         domain_mixing(dh.HookManager.from_config(block, estimator="grpo", has_groups=True))
