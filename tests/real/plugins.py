@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataflex_hooks import DomainDecision, RewardDecision, UpdateDecision, hookimpl
+from dataflex_hooks import DomainDecision, RewardDecision, Scorer, UpdateDecision, hookimpl
 
 
 class Decide:
@@ -148,3 +148,15 @@ class ScriptRewards:
         sign = np.where(batch.session_number.cpu().numpy() % 2 == 0, 1.0, -1.0)
         rewards = script[:, 0] + script[:, 1] * ctx.step + script[:, 2] * sign
         return RewardDecision(rewards=torch.from_numpy(rewards.astype(np.float32)))
+
+
+class EvenRows(Scorer):
+    """Scores candidate prompts: 1 for even rows of the dataset and for everything from the source ``add``, else 0."""
+
+    timing = "pre_rollout"
+    granularity = "prompt"
+    requires = ("data_source",)
+
+    def score(self, batch: Any, step_id: int, **ctx: Any) -> torch.Tensor:
+        even = (batch.dataset_rows % 2 == 0) | (batch.columns["data_source"] == "add")
+        return torch.from_numpy(even.astype(np.float32))

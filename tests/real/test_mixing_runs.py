@@ -106,6 +106,26 @@ def test_the_very_next_prompt_follows_proportions_that_change(ray_session, demo,
     assert run.metrics[5]["dataflex/prop_sort"] == run.metrics[5]["dataflex/generated_sort"] == 1.0
 
 
+def test_select_by_scores_of_candidates_decides_which_prompts_come(ray_session, demo):
+    prompts = Prompts()
+    pair = (
+        "{plugin:select,scorer:'tests.real.plugins:EvenRows',actuator:{name:threshold_band,params:{low:0.5,high:2.0}}}"
+    )
+    static = mixing("{name:static,params:{proportions:{add:0.5,middle:0.25,sort:0.25}}}")
+    more = [f"+dataflex.plugins.even={pair}", *static, *CHEAP, "trainer.total_training_steps=5"]
+    run = train(compose_config(overrides(demo, *more)), prompts.look)
+    names = run.trainer.mixing.domains
+    odd = {domain for row, domain in zip(prompts.rows, prompts.domains, strict=True) if row % 2}
+    # A prompt of another domain in an odd row is never generated for, and shares are as without the plugin.
+    assert odd == {"add"} and prompts.domains == prompts.sources
+    assert [prompts.domains.count(name) for name in names] == [10, 5, 5]
+    sampler = run.trainer.mixing.sampler
+    assert sampler.drawn[0] == sampler.admitted[0] == 10 and sampler.forced.tolist() == [0, 0, 0]
+    assert (sampler.drawn > sampler.admitted)[1:].all() and (sampler.admitted >= 5)[1:].all()
+    shares = [metrics[f"dataflex/admitted_{name}"] for metrics in run.metrics for name in ("middle", "sort")]
+    assert all(metrics["dataflex/admitted_add"] == 1.0 for metrics in run.metrics) and min(shares) < 1.0
+
+
 def test_a_resumed_run_fetches_the_same_prompts(ray_session, demo, tmp_path):
     """Within one process; killed runs and another Ray: test_mixing_killed.py."""
     mixer = mixing("{name:tscl,params:{temperature:0.02}}", "reward_difficulty")
