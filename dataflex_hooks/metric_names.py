@@ -16,6 +16,7 @@ Reduction = Literal["mean", "sum", "max", "min", "last"]
 
 FIXED = frozenset(
     {
+        "added_rows",
         "applied",
         "dropped_frac",
         "ess_frac",

@@ -32,8 +32,13 @@ LISTED = {
 }
 MODULES = {*compat.TRAINER, *compat.LOCAL}
 TRAINER_BASE = "verl.trainer.ppo.v1.trainer_base.PPOTrainer"
-# Methods and properties that our subclasses of verl's classes add.
-OWN = {"server"}
+# Class bodies without a base of their own, and what they are laid over.
+LAID_OVER = {
+    ("trainer.py", "DataFlexTrainer"): TRAINER_BASE,
+    ("replay_buffer.py", "MixingBuffer"): "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer",
+}
+# What our subclasses of verl's classes add.
+OWN = {"server", "watch", "_step"}
 HOSTS = ("verl", "transfer_queue")
 
 
@@ -93,16 +98,27 @@ def used(tree: ast.AST, names: dict[str, str]) -> set[str]:
 def from_base(tree: ast.ClassDef, base: str) -> set[str]:
     """What a class takes from ``base``: ``super()`` calls, attributes of ``self``, and methods laid over its own."""
     defined = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    assigned, read, found = set(), set(), set()
+
+    def is_of_self(node: ast.AST) -> bool:
+        return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+    read, found = set(), set()
+    constructor = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    assigned = {
+        node.attr
+        for body in constructor
+        for node in ast.walk(body)
+        if is_of_self(node) and isinstance(node.ctx, ast.Store)
+    }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
-        if isinstance(node.value, ast.Name) and node.value.id == "self":
-            (assigned if isinstance(node.ctx, ast.Store) else read).add(node.attr)
+        if is_of_self(node):
+            read.add(node.attr)
         elif isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "super":
             found.add(node.attr)
     annotated = {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign)}
-    found |= read - assigned - defined - annotated
+    found |= read - assigned - defined - annotated - OWN
     found |= {name for name in defined if not name.startswith("_")} - OWN
     return {f"{base}.{name}" for name in found} - {f"{base}.__init__"}
 
@@ -117,9 +133,10 @@ def relied_on() -> set[str]:
             if isinstance(node, ast.ClassDef):
                 bases = [chain(base, names) for base in node.bases]
                 names_used |= {full for base in bases if base for full in from_base(node, base)}
-    trainer = ast.parse((PACKAGE / "trainer.py").read_text())
-    (body,) = [node for node in trainer.body if isinstance(node, ast.ClassDef)]
-    names_used |= from_base(body, TRAINER_BASE)
+    for (file, name), base in LAID_OVER.items():
+        tree = ast.parse((PACKAGE / file).read_text())
+        (body,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+        names_used |= from_base(body, base)
     for module, hook in patches._HOOKS:
         names_used |= used(ast.parse(inspect.getsource(hook)), {"module": module})
     return names_used
