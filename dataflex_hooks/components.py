@@ -56,7 +56,10 @@ class Scorer(Component, ABC):
     """Gives every response (or token, prompt, domain) a number.
 
     Attributes:
-        timing: the earliest hook that can run it; ``"in_loss"`` is refused at start, no hook serves it.
+        timing: the earliest hook that can run it; ``"in_loss"`` is refused at start, no hook serves it. Under
+            ``select`` one with ``"pre_rollout"`` scores candidate prompts: its ``requires`` are dataset columns,
+            ``score`` gets a :class:`~dataflex_hooks.batch.PromptBatch` and returns (n,), on which the selector decides
+            who is admitted.
         granularity: what one score belongs to; prompt and domain scores are given per row, equal within prompt or
             domain.
 
@@ -88,10 +91,14 @@ class Selector(Component, ABC):
         accepts: granularity of the scores it wants; finer ones are averaged, coarser ones broadcast.
         within_group: True if it chooses among the rollouts of one prompt. Where rows are dropped, advantages are then
             computed over those that stay, as the papers of such methods define.
+        on_candidates: True if it also decides which candidate prompts are admitted, from their scores and nothing else
+            of a batch: it is then given a :class:`~dataflex_hooks.batch.PromptBatch`, of a single prompt where the host
+            draws one at a time.
     """
 
     accepts: Accepts = "response"
     within_group: bool = False
+    on_candidates: bool = False
 
     @abstractmethod
     def act(self, scores: Tensor, batch: RolloutBatch, **ctx: Any) -> Tensor:

@@ -18,7 +18,7 @@ from dataflex_hooks.merge import MaskScale
 
 _SHORT = ("mechanism", "scorer", "actuator")
 _SHARED = ("normalize", "domain_key", "domains", "window")
-_RULES = ("apply", "apply_to", "mask_scale", "min_keep", "fallback", "max_fill", "resume")
+_RULES = ("apply", "apply_to", "mask_scale", "min_keep", "fallback", "max_fill", "resume", "on_starved")
 _TOP = (*_SHORT, "plugins", "warmup_step", "update_step", *_RULES, *_SHARED)
 LATER: Mapping[str, str] = MappingProxyType(
     {
@@ -69,6 +69,8 @@ class DataFlexConfig:
         update_step: domain statistics are handed out every so many steps.
         resume: with a checkpoint of other plugins, ``"strict"`` is an error, ``"matching"`` gives state to the plugins
             that are the same, ``"fresh"`` starts all plugins afresh whatever the checkpoint has.
+        on_starved: when too few of a domain's candidate prompts are admitted, ``"take"`` the best refused ones with a
+            warning, or stop with an ``"error"``.
         shared: ``normalize``, ``domain_key``, ``domains``, ``window``, as far as given; go to every plugin that takes
             them.
     """
@@ -81,6 +83,7 @@ class DataFlexConfig:
     max_fill: float = 4.0
     update_step: int = 1
     resume: Literal["strict", "matching", "fresh"] = "strict"
+    on_starved: Literal["take", "error"] = "take"
     shared: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -150,6 +153,7 @@ class _Reader:
             max_fill=self._max_fill(block.get("max_fill", 4.0)),
             update_step=self._integer(block, "update_step", "dataflex.update_step", 1, least=1),
             resume=self._choice(block, "resume", "dataflex.resume", ("strict", "matching", "fresh")),
+            on_starved=self._choice(block, "on_starved", "dataflex.on_starved", ("take", "error")),
             shared=self._shared(block),
         )
         return config, self.problems

@@ -155,9 +155,12 @@ class DomainCalls:
 
     def candidate_columns(self) -> frozenset[str]:
         """Static dataset columns that plugins declare for ``pre_rollout``."""
-        return frozenset(
-            name for entry in self._drawing(None) for name in entry.declared.requires.get("pre_rollout", ())
-        )
+        return frozenset(name for names in self.candidate_columns_by_setting().values() for name in names)
+
+    def candidate_columns_by_setting(self) -> dict[str, tuple[str, ...]]:
+        """The same by the setting under which the plugin stands that declares them."""
+        entries = self._drawing(None)
+        return {entry.built.settings.path: entry.declared.requires.get("pre_rollout", ()) for entry in entries}
 
     def pre_rollout(self, candidates: PromptBatch, ctx: StepContext) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
         """Call ``pre_rollout`` on candidates that were drawn.

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pluggy
 from omegaconf import DictConfig
 
 from dataflex_hooks import hookspecs, state
-from dataflex_hooks.batch import ALIASES, RolloutBatch
+from dataflex_hooks.batch import ALIASES
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import DataFlexConfig, read
-from dataflex_hooks.context import StepContext
 from dataflex_hooks.domain_calls import DomainCalls
 from dataflex_hooks.entries import Entry, admit, group_problems, loss_problems, unconfigured
-from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError, Problem
+from dataflex_hooks.errors import ConfigError, DecisionError, Origin, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
 from dataflex_hooks.markers import GROUP
-from dataflex_hooks.merge import MergedUpdate, merge_resolved
-from dataflex_hooks.merge_reward import Generated, MergedReward, merge_reward
-from dataflex_hooks.metric_names import label_metric
-from dataflex_hooks.resolve import ResolvedReward, ResolvedUpdate, resolve_rewards, resolve_update
+from dataflex_hooks.rollout_calls import RolloutCalls
 from dataflex_hooks.state import Restored, SavedPlugin
 from dataflex_hooks.trace import CallLog
 
-_log = logging.getLogger("dataflex_hooks")
-R = TypeVar("R")
 
-
-class HookManager(DomainCalls):
+class HookManager(RolloutCalls, DomainCalls):
     """The plugins of one run.
 
     Args:
@@ -135,10 +126,6 @@ class HookManager(DomainCalls):
         """Describe the plugins in call order, in plain values: what runs, from where, when, and what it may decide."""
         return [entry.describe() for entry in self._entries.values()]
 
-    def _called_at(self, hook: str, step: int) -> list[Entry]:
-        called = (entry for entry in self._entries.values() if entry.is_called(hook, step))
-        return [entry for entry in called if entry.label not in self._disabled]
-
     def active(self, hook: str, step: int) -> bool:
         """Whether any plugin will be called for ``hook`` at ``step``."""
         return bool(self._called_at(hook, step))
@@ -177,78 +164,6 @@ class HookManager(DomainCalls):
                 text = f"requires the batch field {name!r}, which is not there; the batch has {there}"
                 raise DecisionError(entry.origin(hook, step), text)
 
-    def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> MergedReward:
-        """Call ``post_reward`` and merge; the owner of rewards first, then the others with its rewards in the batch.
-
-        Raises:
-            PluginError: a plugin failed, or returned what it must not.
-        """
-        resolved: list[ResolvedReward] = []
-        called = self._called_at("post_reward", ctx.step)
-        for entry in sorted(called, key=lambda e: "rewards" not in e.declared.provides):
-            decision = self._decide(entry, "post_reward", batch, ctx, resolve_rewards)
-            if decision is not None:
-                resolved.append(decision)
-                if decision.rewards is not None:
-                    batch = batch.with_token_field("rm_scores", decision.rewards)
-        return merge_reward(resolved, batch, self.config.keep_rules)
-
-    def post_advantage(
-        self,
-        batch: RolloutBatch,
-        ctx: StepContext,
-        coefficients: LossCoefficients,
-        generated: Generated | None = None,
-    ) -> MergedUpdate:
-        """Call ``post_advantage`` and merge the decisions; see :func:`dataflex_hooks.merge.merge_update`.
-
-        Args:
-            batch: the real rows that are still in the batch.
-            ctx: of the step.
-            coefficients: of the configured loss.
-            generated: what the step generated, where rows have been dropped since.
-
-        Raises:
-            PluginError: a plugin failed, or returned what it must not.
-        """
-        resolved: list[ResolvedUpdate] = []
-        for entry in self._called_at("post_advantage", ctx.step):
-            decision = self._decide(entry, "post_advantage", batch, ctx, resolve_update)
-            if decision is not None:
-                resolved.append(decision)
-        config = self.config
-        merged = merge_resolved(resolved, batch, coefficients, config.mask_scale, config.keep_rules, generated)
-        merged.metrics.update({label_metric(label, "disabled"): 1.0 for label in sorted(self._disabled)})
-        return merged
-
-    def _decide(
-        self,
-        entry: Entry,
-        hook: str,
-        batch: RolloutBatch,
-        ctx: StepContext,
-        resolve: Callable[[Any, RolloutBatch, Origin], R],
-    ) -> R | None:
-        origin = entry.origin(hook, ctx.step)
-        started, decision = time.perf_counter(), None
-        try:
-            decision = self._call(entry, hook, batch=batch, ctx=ctx)
-            entry.check(decision, origin)
-            resolved = None if decision is None else resolve(decision, batch, origin)
-        except Exception as error:
-            self.calls.add(origin, batch, decision, time.perf_counter() - started, error)
-            _refuse_mutation(batch, origin, error)
-            if entry.built.settings.on_error == "disable":
-                _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
-                self._disabled.add(entry.label)
-                return None
-            if isinstance(error, PluginError):
-                raise
-            raise PluginError(origin, f"{type(error).__name__}: {error}") from error
-        self.calls.add(origin, batch, decision, time.perf_counter() - started)
-        _refuse_mutation(batch, origin, None)
-        return resolved
-
     def _call(self, entry: Entry, hook: str, **arguments: object) -> object:
         # A multicall returns results last-in first-out without the Nones: they could not be told apart by plugin.
         others = [other.plugin for other in self._entries.values() if other is not entry]
@@ -281,10 +196,3 @@ class HookManager(DomainCalls):
         restored = state.restore(self._entries.values(), saved, step)
         self._disabled |= set(restored.disabled)
         return restored
-
-
-def _refuse_mutation(batch: RolloutBatch, origin: Origin, cause: Exception | None) -> None:
-    changed = batch.mutated()
-    if changed:
-        text = f"changed {', '.join(changed)} in place; batches are read-only: work on a copy (tensor.clone())"
-        raise DecisionError(origin, text) from cause

@@ -24,12 +24,10 @@ TAG = "$"
 
 STORABLE = "dict, list, tuple, bool, int, float, str, None, numpy arrays and scalars, torch tensors"
 _DTYPES = frozenset(
-    {
-        torch.bool,
-        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    }
+    [
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64"),
+    ]
 )
 _DEEPEST = 100
 _KEYS = (str, int, float, bool, tuple, type(None))
@@ -137,7 +135,7 @@ def _pack_numpy(value: np.ndarray[Any, Any] | np.generic, path: str, tensors: di
 def _plain(tensor: Tensor, path: str) -> Tensor:
     if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
         raise StateValueError(path, "is no plain tensor (parameter, sparse, nested, ...); store its values")
-    if tensor.dtype not in _DTYPES:
+    if str(tensor.dtype).removeprefix("torch.") not in _DTYPES:
         raise StateValueError(path, f"is {tensor.dtype}, which cannot be stored; accepted: {_accepted()}")
     return tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
 
@@ -186,4 +184,4 @@ def _named(kind: type) -> str:
 
 
 def _accepted() -> str:
-    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
+    return ", ".join(sorted(_DTYPES))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dataflex_verl.catalogue_domains import DOMAIN_ENTRIES, DOMAINS, domain_message
 from dataflex_verl.catalogue_running import RUNNING, RUNNING_ENTRIES, running_message
 
 MODE = "trainer.v1.trainer_mode=dataflex_sync"
@@ -154,6 +155,26 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "Set `algorithm.adv_estimator=grpo` (or `rloo`, ...) and `actor_rollout_ref.rollout.n` above 1.",
         ),
     ),
+    "Proportions": (
+        Entry(
+            "Two plugins that set proportions",
+            ("+dataflex=[reward_gap,tscl]",),
+            "Prompts come in one proportion.",
+            "Choose one mixer.",
+        ),
+        Entry(
+            "Floors that sum to more than 1",
+            ("+dataflex=tscl", "+dataflex.domains=[a,b,c]", "++dataflex.plugins.tscl.actuator.params.floor=0.4"),
+            "Three domains cannot have 0.4 each.",
+            "Lower the floor to 1 over the number of domains, or less.",
+        ),
+        Entry(
+            "Proportions that are none",
+            ("+dataflex=static", "++dataflex.plugins.static.actuator.params.proportions=[-1,2]"),
+            "Negative, not a number, all zero, or not one a domain.",
+            "Give every domain a number >= 0; their sum does not matter.",
+        ),
+    ),
     "Settings of verl": (
         Entry(
             "A block under verl's own trainer",
@@ -218,10 +239,12 @@ def lines(say: Callable[[Entry], list[str]] = messages) -> Iterator[str]:
         for entry in entries:
             yield from ("", f"### {entry.title}", "", "```text", *(f"$ ... {text}" for text in entry.overrides))
             yield from (*say(entry), "```", "", f"Cause: {entry.cause}", "", f"Cure: {entry.cure}")
-    yield from ("", *RUNNING.splitlines())
-    for title, case, cause, cure in RUNNING_ENTRIES:
-        yield from ("", f"### {title}", "", "```text", running_message(case), "```", "", f"Cause: {cause}", "")
-        yield f"Cure: {cure}"
+    parts = ((DOMAINS, DOMAIN_ENTRIES, domain_message), (RUNNING, RUNNING_ENTRIES, running_message))
+    for head, described, message in parts:
+        yield from ("", *head.splitlines())
+        for title, case, cause, cure in described:
+            yield from ("", f"### {title}", "", "```text", message(case), "```", "", f"Cause: {cause}", "")
+            yield f"Cure: {cure}"
 
 
 if __name__ == "__main__":

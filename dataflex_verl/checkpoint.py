@@ -18,9 +18,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dataflex_hooks import HookManager, Problem
+from dataflex_hooks.errors import Described
 from dataflex_verl import state_files
 from dataflex_verl.state_files import CheckpointError
 
+DATA = "data.pt"
 TRACKER = "latest_checkpointed_iteration.txt"
 
 _log = logging.getLogger("dataflex_verl")
@@ -51,14 +53,36 @@ def resume_folder(config: DictConfig) -> Path | None:
 def problems(config: DictConfig, hooks: HookManager) -> list[Problem]:
     """What keeps a run from taking up the state of the checkpoint it resumes from; to be asked before it starts."""
     checkpoint = resume_folder(config)
-    if checkpoint is None or hooks.config.resume == "fresh":
+    if checkpoint is None:
         return []
+    prompts = _prompt_problems(checkpoint, hooks)
+    if hooks.config.resume == "fresh":
+        return prompts
     try:
         saved = state_files.read(checkpoint, with_tensors=False)
     except CheckpointError as error:
         hint = "+dataflex.resume=fresh starts all plugins afresh"
-        return [Problem("dataflex.resume", hooks.config.resume, f"a checkpoint that can be read: {error}", hint)]
-    return [] if saved is None else hooks.state_problems(saved.plugins, str(checkpoint))
+        accepted = f"a checkpoint that can be read: {error}"
+        return [*prompts, Problem("dataflex.resume", hooks.config.resume, accepted, hint)]
+    return [*prompts, *([] if saved is None else hooks.state_problems(saved.plugins, str(checkpoint)))]
+
+
+def _prompt_problems(checkpoint: Path, hooks: HookManager) -> list[Problem]:
+    """Say so if the domains' streams cannot go on where they were: verl only warns, and begins the data anew."""
+    ours = state_files.is_domain_state(checkpoint / DATA)
+    if not (hooks.mixes or hooks.draws):
+        if not ours:
+            return []
+        accepted = (
+            "a run with a plugin that mixes domains or chooses prompts: verl's own data loader cannot go on there"
+        )
+        return [Problem("trainer.resume_mode", Described(f"{checkpoint / DATA} of the domain sampler"), accepted)]
+    if ours or hooks.config.resume == "fresh":
+        return []
+    found = "which is not there" if ours is None else "which another data loader wrote"
+    given = Described(f"a checkpoint whose prompts come from {checkpoint / DATA}, {found}")
+    hint = "+dataflex.resume=fresh begins every domain with its first prompts"
+    return [Problem("trainer.resume_mode", given, "a checkpoint of the domain sampler", hint)]
 
 
 def restore(checkpoint: Path, hooks: HookManager) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, ROW_COLUMN
-from dataflex_verl.sampler import DomainSampler
+from dataflex_verl.sampler import FORMAT, DomainSampler
+
+_log = logging.getLogger("dataflex_verl")
 
 SLOW_ITEM_S = 0.002
 _MEASURED = 16
@@ -30,6 +33,7 @@ class DomainDataLoader:
         batch_size: prompts a fetch.
         collate_fn: verl's, a list of items to a dict of columns.
         num_workers: threads for slow items; 0 fetches in process.
+        skip_foreign: begin anew, with a warning, when the saved state is another loader's, instead of refusing it.
     """
 
     def __init__(
@@ -39,9 +43,10 @@ class DomainDataLoader:
         batch_size: int,
         collate_fn: Callable[[list[Any]], dict[str, Any]],
         num_workers: int = 0,
+        skip_foreign: bool = False,
     ) -> None:
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
-        self._collate = collate_fn
+        self._collate, self._skip_foreign = collate_fn, skip_foreign
         self._workers = num_workers
         self._pool: ThreadPoolExecutor | None = None
         self._ahead: dict[int, Future[Any]] = {}
@@ -91,5 +96,8 @@ class DomainDataLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; raises ConfigError on one of another dataset."""
+        if self._skip_foreign and state.get("format") != FORMAT:
+            _log.warning("dataflex.resume=fresh: data.pt is another data loader's; every domain begins anew")
+            return
         self.sampler.load_state_dict(state)
         self._ahead.clear()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import transfer_queue as tq
 from numpy.typing import NDArray
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
@@ -31,6 +32,18 @@ class Shape:
     multiple: int
     actor_mini: int | None
     critic_mini: int | None
+
+    @classmethod
+    def of(cls, config: DictConfig, step: int, ranks: int, multiple: int, use_critic: bool) -> Shape:
+        """Read it from the settings that verl pads by; before ``critic_warmup`` the actor is not updated."""
+        n = config.actor_rollout_ref.rollout.n
+        updates_actor = config.trainer.critic_warmup <= step
+        return cls(
+            ranks=ranks,
+            multiple=multiple,
+            actor_mini=config.actor_rollout_ref.actor.ppo_mini_batch_size * n if updates_actor else None,
+            critic_mini=config.critic.ppo_mini_batch_size * n if use_critic else None,
+        )
 
     def layout(self, size: int) -> Layout:
         """The layout of a batch of ``size`` rows."""

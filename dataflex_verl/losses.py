@@ -131,7 +131,8 @@ class ConfiguredLoss:
             per_response=linear,
             ignored=self.mode in _IGNORED[apply_to],
             coefficients="sequence" if self.mode in _AVERAGE_PER_RESPONSE else AGGREGATIONS[self.aggregation],
-            divides_by_rows=self.mode in _AVERAGE_PER_RESPONSE or self.aggregation.startswith("seq-mean"),
+            divides_by_rows=self.mode == "sapo"
+            or (self.mode != "geo_mean" and self.aggregation.startswith("seq-mean")),
         )
 
     def coefficients(self, result: ProbeResult, apply_to: ApplyTo) -> LossCoefficients:

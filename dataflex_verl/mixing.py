@@ -14,11 +14,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
-from dataflex_hooks import PromptBatch, RolloutBatch, StepContext
+from dataflex_hooks import ConfigError, Problem, PromptBatch, RolloutBatch, StepContext
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums, equal_rewards, session_domains
+from dataflex_hooks.errors import Described
 from dataflex_verl import bridge
 from dataflex_verl.dataloader import DomainDataLoader
-from dataflex_verl.domain_column import column, read_domains
+from dataflex_verl.domain_column import column, column_names, read_domains
 from dataflex_verl.domain_metrics import DomainWatch, domain_metrics
 from dataflex_verl.sampler import DomainSampler
 
@@ -45,7 +46,7 @@ class DomainMixing:
         sampler, loader: what chooses prompts, and what takes the place of ``train_dataloader``.
 
     Raises:
-        ConfigError: the domains of the data do not fit the configuration.
+        ConfigError: the domains or columns of the data do not fit the configuration.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class DomainMixing:
     ) -> None:
         self.hooks, self._dataset, self._context = hooks, dataset, context
         key = hooks.config.shared.get("domain_key")
+        _refuse_columns(hooks, dataset)
         rows = read_domains(dataset, str(key) if key else None, hooks.configured_domains())
         first = hooks.start_domains(rows.domains)
         data = config.data
@@ -68,10 +70,12 @@ class DomainMixing:
             proportions=first,
             admit=self._admit if hooks.draws else None,
             with_priority=hooks.ranks,
+            on_starved=hooks.config.on_starved,
         )
         batch_size = data.get("gen_batch_size", None) or data.train_batch_size
         workers = int(data.get("dataloader_num_workers", 0) or 0)
-        self.loader = DomainDataLoader(dataset, self.sampler, batch_size, collate_fn, workers)
+        fresh = hooks.config.resume == "fresh"
+        self.loader = DomainDataLoader(dataset, self.sampler, batch_size, collate_fn, workers, skip_foreign=fresh)
         self.domains = rows.domains
         self._sums = DomainSums(self.domains)
         self._trained = np.zeros(len(self.domains), dtype=np.int64)
@@ -172,3 +176,12 @@ class DomainMixing:
     def restored(self) -> None:
         """Take counts from a state that was loaded; called after verl's ``_load_checkpoint``."""
         self._counted = self.sampler.counts
+
+
+def _refuse_columns(hooks: HookManager, dataset: Any) -> None:
+    there = column_names(dataset)
+    for setting, names in hooks.candidate_columns_by_setting().items():
+        missing = [name for name in names if name not in there]
+        if missing:
+            given = Described(f"{', '.join(missing)}, read at pre_rollout and not in the training data")
+            raise ConfigError([Problem(setting, given, f"its columns: {', '.join(there)}")])

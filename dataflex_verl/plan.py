@@ -29,6 +29,8 @@ _SWITCHES: Mapping[str, str] = {
     "algorithm.use_kl_in_reward": "advantages come from rewards less KL, scorers see the raw reward",
     "critic.enable": "the critic learns from masked responses too",
 }
+_BEFORE_ROLLOUT = frozenset({"pre_rollout", "on_domain_stats"})
+_OF_DOMAINS = ("prop", "proposed", "generated", "trained", "reward")
 _MERGED = ("kept_frac", "weight_mean", "weight_largest", "ess_frac", "reward_all", "reward_kept")
 
 
@@ -52,6 +54,7 @@ def plan_lines(hooks: HookManager, coefficients: LossCoefficients, config: DictC
     lines += _merge_lines(rows, coefficients, settings.mask_scale)
     lines += _landing_lines(rows, settings.apply_to)
     lines += _drop_lines(rows, hooks, coefficients, config)
+    lines += _domain_lines(rows, hooks)
     if config is not None:
         lines.append(f"verl settings that matter: {', '.join(_verl_settings(config))}")
     lines.append(f"logs: {', '.join(_metric_names(rows))}")
@@ -97,12 +100,13 @@ def metrics_file(config: DictConfig) -> Path:
 
 
 def _plugin_line(row: Mapping[str, Any]) -> str:
-    pair = f" {row['scorer']} -> {row['actuator']}" if row["scorer"] else ""
+    pair = " -> ".join(name for name in (row["scorer"], row["actuator"]) if name)
     source = f"{row['distribution']} {row['version']}" if row["distribution"] else row["plugin"]
     normalised = {"mean": ", normalised", "none": ", as they are"}.get(row["normalize"] or "", "")
-    per = f" per {'token' if row['per_token'] else 'response'}" if row["scorer"] else ""
+    acts_on_rows = row["scorer"] and not _BEFORE_ROLLOUT.intersection(row["hooks"])
+    per = f" per {'token' if row['per_token'] else 'response'}" if acts_on_rows else ""
     return (
-        f"{row['label']} = {row['plugin']}{pair} at {', '.join(row['hooks'])}"
+        f"{row['label']} = {row['plugin']}{f' {pair}' if pair else ''} at {', '.join(row['hooks'])}"
         f" from step {row['warmup_step']} ({source}), provides {', '.join(row['provides'])}{per}{normalised}"
     )
 
@@ -124,6 +128,8 @@ def _merge_lines(rows: list[dict[str, Any]], coefficients: LossCoefficients, mas
     if skips := _providers(rows, "skip_update"):
         parts.append(f"no update when {' or '.join(skips)} says so")
     lines = [f"merge: {'; '.join(parts)}"] if parts else []
+    if all(_BEFORE_ROLLOUT.issuperset(row["hooks"]) for row in rows):
+        return lines
     return [*lines, f"weights average 1 per {coefficients.kind} ({coefficients.source})"]
 
 
@@ -164,6 +170,27 @@ def _drop_lines(
     return lines
 
 
+def _domain_lines(rows: list[dict[str, Any]], hooks: HookManager) -> list[str]:
+    """Which domains there are, where proportions land, and what becomes of candidates that are not admitted."""
+    if not (hooks.mixes or hooks.draws):
+        return []
+    listed = hooks.configured_domains()
+    key = hooks.config.shared.get("domain_key")
+    column = f"column {key}" if key else "column domain, else data_source"
+    lines = [f"domains: {', '.join(listed) if listed else 'all that the training data has'}, by {column}"]
+    if owners := _providers(rows, "proportions"):
+        every = "every step" if hooks.config.update_step == 1 else f"every {hooks.config.update_step} steps"
+        effect = f"in force from the next prompt on, decided anew {every}"
+        lines.append(
+            f"lands in: the domain sampler, from {owners[0]}; {effect if hooks.config.apply else 'logged only'}"
+        )
+    if labels := [row["label"] for row in rows if "pre_rollout" in row["hooks"]]:
+        starved = "the best refused ones are taken" if hooks.config.on_starved == "take" else "the run stops"
+        passed = "are passed over until their domain's next epoch"
+        lines.append(f"prompts that {' or '.join(labels)} refuses {passed}; with too few left {starved}")
+    return lines
+
+
 def _verl_settings(config: DictConfig) -> list[str]:
     shown = [f"{name}={OmegaConf.select(config, name)}" for name in _SETTINGS]
     for name, effect in _SWITCHES.items():
@@ -174,14 +201,15 @@ def _verl_settings(config: DictConfig) -> list[str]:
 
 
 def _metric_names(rows: list[dict[str, Any]]) -> list[str]:
-    if not any("post_advantage" in row["hooks"] for row in rows):
-        return []
-    names = [f"dataflex/{name}" for name in _MERGED]
+    decides = any("post_advantage" in row["hooks"] for row in rows)
+    names = [f"dataflex/{name}" for name in _MERGED] if decides else []
     for row in rows:
         if "mask" in row["provides"]:
             names.append(label_metric(row["label"], "kept_frac"))
         if "weights" in row["provides"]:
             names.append(label_metric(row["label"], "weight_mean"))
+    if any(_BEFORE_ROLLOUT.intersection(row["hooks"]) for row in rows):
+        names += [f"dataflex/{name}_<domain>" for name in _OF_DOMAINS]
     return names
 
 

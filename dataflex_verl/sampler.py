@@ -14,11 +14,11 @@ from dataflex_hooks import ConfigError, DataFlexError, Problem, PromptBatch
 from dataflex_hooks.errors import Described
 from dataflex_verl.credits import Credits
 from dataflex_verl.domain_column import DomainRows
+from dataflex_verl.state_files import DOMAIN_FORMAT as FORMAT
 from dataflex_verl.streams import Stream
 
 _log = logging.getLogger("dataflex_verl")
 
-FORMAT = "dataflex domain sampler 1"
 DRAWS_PER_PROMPT = 8
 
 Admit = Callable[[PromptBatch], tuple[NDArray[Any] | None, NDArray[Any] | None]]

@@ -9,6 +9,7 @@ import hashlib
 import json
 import numbers
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ STATE_FILE = "state.json"
 METRICS_FILE = "metrics.json"
 FORMAT = "dataflex state"
 VERSION = 1
+DOMAIN_FORMAT = "dataflex domain sampler 1"
+"""What the domain sampler's state begins with."""
 
 
 class CheckpointError(DataFlexError):
@@ -124,6 +127,24 @@ def read(checkpoint: Path, with_tensors: bool = True) -> SavedState | None:
         return SavedState(folder, record["step"], plugins, _read_metrics(folder, record))
     except (KeyError, TypeError, ValueError, StateValueError) as error:
         raise CheckpointError(f"{folder / STATE_FILE} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def is_domain_state(path: Path) -> bool | None:
+    """Whether a ``data.pt`` of verl's checkpoint is the domain sampler's; None when it is not there.
+
+    Nothing is unpickled: the file is verl's, a pickle inside a zip, and the sampler's state begins with its format.
+
+    Args:
+        path: of the file. One that is damaged is nobody's.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (pickled,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            return DOMAIN_FORMAT.encode() in archive.read(pickled)
+    except (ValueError, zipfile.BadZipFile):
+        return False
 
 
 def _plugin_record(plugin: SavedPlugin) -> dict[str, Any]:

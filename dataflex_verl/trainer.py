@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, open_dict
 
 from dataflex_hooks import HookManager, LossCoefficients, MergedReward, StepContext
-from dataflex_verl import added_passes, added_rows, bridge, checkpoint, drop, state_files
+from dataflex_verl import added_checks, added_passes, added_rows, bridge, checkpoint, drop, state_files
 from dataflex_verl.apply import StepState, apply_reward, apply_update, refuse_shuffle
 from dataflex_verl.compat import require
 from dataflex_verl.mixing import DomainMixing
@@ -123,16 +123,9 @@ class DataFlexTrainer:
         return batch
 
     def _shape(self) -> drop.Shape:
-        """What the updates of this step ask of a batch, from the settings that verl pads by."""
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        n = self.config.actor_rollout_ref.rollout.n
-        updates_actor = self.config.trainer.critic_warmup <= self.global_steps
-        return drop.Shape(
-            ranks=ranks,
-            multiple=self._get_required_batch_multiple(ranks),
-            actor_mini=self.config.actor_rollout_ref.actor.ppo_mini_batch_size * n if updates_actor else None,
-            critic_mini=self.config.critic.ppo_mini_batch_size * n if self.use_critic else None,
-        )
+        multiple = self._get_required_batch_multiple(ranks)
+        return drop.Shape.of(self.config, self.global_steps, ranks, multiple, self.use_critic)
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -204,8 +197,8 @@ class DataFlexTrainer:
             return batch
         refuse_shuffle(self.config)
         step = self.global_steps
-        limits = added_rows.Limits.of(self.config, self.tokenizer)
-        rows = added_rows.resolve(
+        limits = added_checks.Limits.of(self.config, self.tokenizer)
+        rows = added_checks.resolve(
             merged.add,
             limits,
             self.tokenizer,

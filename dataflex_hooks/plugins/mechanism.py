@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.batch import PromptBatch, RolloutBatch
 from dataflex_hooks.components import Accepts, Component, Layout, Reweighter, Scorer, Selector
 from dataflex_hooks.construct import build_component
 from dataflex_hooks.context import StepContext
@@ -143,10 +143,32 @@ def scores_for(scorer: Scorer, batch: RolloutBatch, ctx: StepContext, accepts: A
     return batch.to_padded(scores) if per_token and layout == "padded" else scores
 
 
-def act(actuator: Selector | Reweighter, scores: Tensor, batch: RolloutBatch, ctx: StepContext) -> Tensor:
+def candidate_scores(scorer: Scorer, candidates: PromptBatch, ctx: StepContext) -> Tensor:
+    """Run a ``pre_rollout`` scorer on candidate prompts.
+
+    Returns:
+        (n,) float32.
+
+    Raises:
+        TypeError, ValueError: the scorer returned no tensor, a wrong shape, or values that are not finite.
+    """
+    set_step(scorer, ctx.step)
+    given = scorer.score(cast(Any, candidates), ctx.step, **ctx.keywords())
+    if not isinstance(given, Tensor):
+        raise TypeError(f"scorer {scorer.name!r} must return a torch.Tensor, got {type(given).__name__}")
+    if given.shape != (len(candidates),):
+        text = f"must return ({len(candidates)},), a score for each candidate, got shape {tuple(given.shape)}"
+        raise ValueError(f"scorer {scorer.name!r} {text}")
+    scores = given.detach().to(torch.float32)
+    if not _is_finite(scores, None):
+        raise ValueError(f"scorer {scorer.name!r} returned NaN or infinite scores")
+    return scores
+
+
+def act(actuator: Selector | Reweighter, scores: Tensor, batch: RolloutBatch | PromptBatch, ctx: StepContext) -> Tensor:
     """Run the actuator with its parameters as they are at this step."""
     set_step(actuator, ctx.step)
-    return actuator.act(scores, batch, step_id=ctx.step, **ctx.keywords())
+    return actuator.act(scores, cast(RolloutBatch, batch), step_id=ctx.step, **ctx.keywords())
 
 
 def _is_finite(scores: Tensor, valid: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""The plugin ``select``: a scorer and a selector decide which sessions stay in the update."""
+"""The plugin ``select``: a scorer and a selector decide which sessions stay in the update, or which prompts come."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.batch import PromptBatch, RolloutBatch
 from dataflex_hooks.components import Selector
 from dataflex_hooks.context import StepContext
-from dataflex_hooks.decisions import RewardDecision, UpdateDecision
+from dataflex_hooks.decisions import RewardDecision, RolloutDecision, UpdateDecision
 from dataflex_hooks.errors import ConfigError, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import hookimpl
-from dataflex_hooks.plugins.mechanism import PairState, act, build_pair, earliest_hook, pair_fields, scores_for
+from dataflex_hooks.plugins.mechanism import (
+    PairState,
+    act,
+    build_pair,
+    candidate_scores,
+    earliest_hook,
+    pair_fields,
+    scores_for,
+)
 
 _EFFECTS = ("mask", "drop")
 _ADVANTAGES = ("kept", "group")
@@ -27,6 +35,9 @@ class SelectPlugin(PairState):
     A session is kept, with all its rows, when the selector keeps one of its rows. A mask saves no compute, and without
     ``mask_scale: kept`` it shrinks the policy gradient by the kept share. A drop takes the rows out of the batch:
     before the log-prob passes where scorer and selector need nothing that these compute, else before the updates.
+
+    With a scorer whose timing is ``pre_rollout`` it chooses among candidate prompts before they are generated for:
+    those that the selector does not keep are not admitted. That takes a selector with ``on_candidates``.
 
     Args:
         scorer: a scorer's name, or ``{"name": ..., "params": {...}}``.
@@ -66,8 +77,11 @@ class SelectPlugin(PairState):
             raise ConfigError(problems)
         self.actuator = cast(Selector, built)
         self.needs_groups = self.scorer.needs_groups
-        self.effect = effect
+        self.effect: str = effect
         self.include = tuple(include)
+        if self.scorer.timing == "pre_rollout":
+            self._choose_candidates(effect)
+            return
         hook = "post_advantage" if effect == "mask" else earliest_hook(self.scorer, self.actuator)
         if hook == "post_advantage" and advantages == "kept":
             accepted = "group: its scores are known only after the advantages, which are then those of the whole group"
@@ -78,6 +92,33 @@ class SelectPlugin(PairState):
         self.hooks = (hook,)
         self.provides = frozenset({"mask" if effect == "mask" else "keep"})
         self.requires = {hook: pair_fields(self.scorer, self.actuator)}
+
+    def _choose_candidates(self, effect: str) -> None:
+        problems = []
+        unused = (("effect", effect, effect == "drop"), ("include", list(self.include), bool(self.include)))
+        for setting, given, wrong in unused:
+            if wrong:
+                accepted = "nothing with a scorer of candidate prompts: one that is refused is never generated for"
+                problems.append(Problem(setting, given, accepted))
+        if not self.actuator.on_candidates:
+            accepted = "a selector that decides from the scores of candidate prompts alone (threshold_band)"
+            hint = f"{self.scorer.name} scores prompts before anything is generated, few or one at a time"
+            problems.append(Problem("actuator.name", self.actuator.name, accepted, hint))
+        if problems:
+            raise ConfigError(problems)
+        self.effect, self.advantages = "admit", None
+        self.hooks = ("pre_rollout",)
+        self.provides = frozenset({"admit"})
+        self.requires = {"pre_rollout": tuple(sorted({*self.scorer.requires, *self.actuator.requires}))}
+
+    @hookimpl
+    def pre_rollout(self, candidates: PromptBatch, ctx: StepContext) -> RolloutDecision:
+        """Return which candidates are admitted, (n,) bool."""
+        scores = candidate_scores(self.scorer, candidates, ctx)
+        rows = self._checked(act(self.actuator, scores, candidates, ctx), len(candidates), scores.device)
+        admit = torch.zeros(len(candidates), dtype=torch.bool, device=scores.device)
+        admit[rows] = True
+        return RolloutDecision(admit=admit)
 
     @hookimpl
     def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> RewardDecision:
@@ -99,13 +140,14 @@ class SelectPlugin(PairState):
 
     def _keep(self, batch: RolloutBatch, ctx: StepContext) -> tuple[Tensor, Tensor]:
         scores = scores_for(self.scorer, batch, ctx, self.actuator.accepts, self.actuator.layout)
-        rows = self._kept_rows(act(self.actuator, scores, batch, ctx), batch)
+        rows = self._checked(act(self.actuator, scores, batch, ctx), batch.bs, batch.offsets.device)
         kept = torch.zeros(batch.n_sessions, dtype=torch.bool, device=batch.offsets.device)
         kept[batch.session[rows]] = True
         return batch.expand_sessions(kept), self.actuator.preference(_per_row(scores, batch), batch)
 
-    def _kept_rows(self, given: object, batch: RolloutBatch) -> Tensor:
-        rows = torch.as_tensor(given, device=batch.offsets.device)
+    def _checked(self, given: object, n: int, device: torch.device) -> Tensor:
+        """Return the kept rows as (k,) int64, all in [0, n)."""
+        rows = torch.as_tensor(given, device=device)
         if rows.numel() == 0:
             return rows.to(torch.int64).flatten()
         if rows.dtype == torch.bool or rows.is_floating_point() or rows.dim() != 1:
@@ -113,8 +155,8 @@ class SelectPlugin(PairState):
                 f"selector {self.actuator.name!r} must return the kept row indices as (k,) int64, got "
                 f"{tuple(rows.shape)} {rows.dtype}; for a bool mask return mask.nonzero().flatten()"
             )
-        if int(rows.min()) < 0 or int(rows.max()) >= batch.bs:
-            raise ValueError(f"selector {self.actuator.name!r} returned row indices outside [0, {batch.bs})")
+        if int(rows.min()) < 0 or int(rows.max()) >= n:
+            raise ValueError(f"selector {self.actuator.name!r} returned row indices outside [0, {n})")
         return rows.to(torch.int64)
 
 

@@ -25,6 +25,7 @@ class ThresholdBand(Selector):
     """
 
     layout = "jagged"
+    on_candidates = True
 
     def __init__(self, low: float = 0.0, high: float = 1.0, **kwargs: object) -> None:
         checks = ParameterChecks()

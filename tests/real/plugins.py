@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataflex_hooks import RewardDecision, UpdateDecision, hookimpl
+from dataflex_hooks import DomainDecision, RewardDecision, UpdateDecision, hookimpl
 
 
 class Decide:
@@ -112,3 +112,39 @@ class Remember:
         while ctx.step == self.wait_at:
             time.sleep(1.0)
         return UpdateDecision(weights=weights, normalize="none")
+
+
+class Switch:
+    """All prompts from the first domain, and from the end of step ``at`` on all from the last one."""
+
+    provides = {"proportions"}
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def start(self, domains: Any) -> list[float]:
+        return [1.0, *[0.0] * (len(domains) - 1)]
+
+    @hookimpl
+    def on_domain_stats(self, stats: Any, ctx: Any) -> DomainDecision | None:
+        last = torch.tensor([*[0.0] * (len(stats.domains) - 1), 1.0])
+        return DomainDecision(proportions=last) if ctx.step == self.at else None
+
+
+class ScriptRewards:
+    """Rewards by domain and step: ``level + slope * step``, half of a group's rollouts ``spread`` above, half below.
+
+    The three rank domains differently: by level sort, middle, add from the lowest up; by slope middle, sort, add and by
+    spread add, sort, middle from the steepest and the widest down.
+    """
+
+    SCRIPT = {"add": (0.9, 0.0, 0.3), "middle": (0.45, 0.08, 0.05), "sort": (0.3, -0.03, 0.15)}
+    provides = {"rewards"}
+    requires = {"post_reward": ("dataflex_domain",)}
+
+    @hookimpl
+    def post_reward(self, batch: Any, ctx: Any) -> RewardDecision:
+        script = np.array([self.SCRIPT[str(name)] for name in batch.column("dataflex_domain")])
+        sign = np.where(batch.session_number.cpu().numpy() % 2 == 0, 1.0, -1.0)
+        rewards = script[:, 0] + script[:, 1] * ctx.step + script[:, 2] * sign
+        return RewardDecision(rewards=torch.from_numpy(rewards.astype(np.float32)))

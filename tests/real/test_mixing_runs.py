@@ -2,119 +2,120 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.real.conftest import base_overrides
 from tests.real.harness import compose_config
+from tests.real.prompts import CHEAP, Prompts, mixing, overrides
 from tests.real.runs import train
 
 pytestmark = pytest.mark.real
 
-
-def overrides(demo, mixer, *more):
-    return [
-        *base_overrides(demo),
-        "trainer.v1.trainer_mode=dataflex_sync",
-        "trainer.val_before_train=False",
-        "trainer.test_freq=-1",
-        f"+dataflex.plugins.mix.actuator={mixer}",
-        *more,
-    ]
-
-
-class Prompts:
-    """Counts what is submitted, from the prompts themselves, and what was in force at that moment."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.domains: list[str] = []
-        self.sources: list[str] = []
-        self.in_force: list[Any] = []
-
-    def look(self, trainer: Any) -> None:
-        if self.rows:
-            return
-        submit = trainer._submit_batch_to_rollout
-
-        def counted(batch):
-            self.rows += [int(getattr(row, "data", row)) for row in batch["dataflex_row"]]
-            self.domains += [str(getattr(name, "data", name)) for name in batch["dataflex_domain"]]
-            self.sources += [str(getattr(name, "data", name)) for name in batch["data_source"]]
-            self.in_force += [trainer.mixing.sampler.proportions] * len(batch)
-            return submit(batch)
-
-        trainer._submit_batch_to_rollout = counted
-
-    def worst(self, names) -> float:
-        """Largest distance between realised and target counts at any prompt, in prompts."""
-        realised = np.cumsum([[domain == name for name in names] for domain in self.domains], axis=0)
-        return float(np.abs(realised - np.cumsum(self.in_force, axis=0)).max())
-
-
-STATIC = "{name:static,params:{proportions:{add:0.7,middle:0.2,sort:0.1},domains:[add,middle,sort]}}"
+# Two domains of the same size, so that by the data alone each would get half of the prompts.
+NINE_TO_ONE = [
+    "+dataflex.domains=[add,sort]",
+    *mixing("{name:static,params:{proportions:{add:0.9,sort:0.1}}}"),
+]
+MODES = {
+    "sync": CHEAP,
+    "fetch_size_1": (*CHEAP, "data.gen_batch_size=1"),
+    # Untrained rollouts of two tokens would all earn 0 and be filtered for ever.
+    "filter_groups": (
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=reward",
+    ),
+    "colocate_async": (*CHEAP, "trainer.v1.trainer_mode=dataflex_colocate_async"),
+}
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("mode", "steps"),
     [
-        pytest.param((), id="sync"),
-        pytest.param(("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"), id="filter"),
-        pytest.param(("trainer.v1.trainer_mode=dataflex_colocate_async",), id="colocate_async"),
+        ("sync", 8),
+        ("fetch_size_1", 4),
+        ("filter_groups", 4),
+        ("colocate_async", 4),
+        pytest.param("sync", 30, marks=pytest.mark.nightly),
+        pytest.param("fetch_size_1", 30, marks=pytest.mark.nightly),
+        pytest.param("filter_groups", 30, marks=pytest.mark.nightly),
+        pytest.param("colocate_async", 30, marks=pytest.mark.nightly),
     ],
 )
-def test_static_proportions_reach_the_prompts(ray_session, demo, more):
+def test_static_proportions_reach_the_prompts(ray_session, demo, mode, steps):
     prompts = Prompts()
-    run = train(compose_config(overrides(demo, STATIC, "trainer.total_training_steps=4", *more)), prompts.look)
+    given = overrides(demo, *NINE_TO_ONE, f"trainer.total_training_steps={steps}", *MODES[mode])
+    config = compose_config(given)
+    run = train(config, prompts.look)
     names = run.trainer.mixing.domains
-    assert names == ("add", "middle", "sort")
-    assert len(prompts.rows) >= 32
+    assert names == ("add", "sort")
+    assert [len(stream) for stream in run.trainer.mixing.sampler.streams] == [len(demo_rows(demo, "add"))] * 2
+    assert len(run.metrics) == steps and len(prompts.rows) >= steps * config.data.train_batch_size
+    # The domains of the dataset's rows themselves, in the order of submission.
     assert prompts.domains == prompts.sources
+    assert all(shares == pytest.approx([0.9, 0.1]) for shares in prompts.in_force)
     assert prompts.worst(names) < len(names)
-    assert prompts.in_force[0] == pytest.approx([0.7, 0.2, 0.1])
+    assert np.mean([domain == "add" for domain in prompts.domains]) > 0.75
     for metrics in run.metrics:
         assert sum(metrics[f"dataflex/trained_{name}"] for name in names) == pytest.approx(1)
-    print({key: value for key, value in run.metrics[-1].items() if key.startswith("dataflex")})
+    fetched = {"sync": config.data.train_batch_size}.get(mode, 1)
+    assert run.trainer.mixing.loader.batch_size == fetched
 
 
-def test_every_target_is_the_mixers_on_the_logged_statistics(ray_session, demo):
+def demo_rows(demo: Any, domain: str) -> list[int]:
+    import pyarrow.parquet
+
+    names = pyarrow.parquet.read_table(demo.train_parquet, columns=["domain"]).column("domain").to_pylist()
+    return [row for row, name in enumerate(names) if name == domain]
+
+
+class Slow:
+    """A dataset whose items take so long that threads fetch them ahead."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, row: int) -> Any:
+        time.sleep(0.004)
+        return self.dataset[row]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_very_next_prompt_follows_proportions_that_change(ray_session, demo, workers):
     prompts = Prompts()
-    mixer = "{name:reward_gap,params:{temperature:0.3,window:2}}"
-    more = ["trainer.total_training_steps=4", "+dataflex.plugins.mix.scorer=reward_difficulty"]
-    run = train(compose_config(overrides(demo, mixer, *more)), prompts.look)
-    names = run.trainer.mixing.domains
-    sums = []
-    for step, metrics in enumerate(run.metrics):
-        counts = [metrics[f"dataflex/responses_{name}"] for name in names]
-        sums.append(
-            [[metrics.get(f"dataflex/reward_{name}", 0.0) * n, n] for name, n in zip(names, counts, strict=True)]
-        )
-        total = np.array(sums[-2:]).sum(axis=0)
-        mean = total[:, 0] / total[:, 1]
-        q = np.exp((mean.max() - mean) / 0.3)
-        target = 0.05 + 0.85 * q / q.sum()
-        assert [metrics[f"dataflex/proposed_{name}"] for name in names] == pytest.approx(target, abs=1e-6)
-        if step:
-            of_step = prompts.in_force[8 * step]
-            before = [run.metrics[step - 1][f"dataflex/proposed_{name}"] for name in names]
-            assert of_step == pytest.approx(before, abs=1e-6)
-    assert prompts.worst(names) < len(names)
-    assert len({tuple(shares) for shares in prompts.in_force}) == 4
+
+    def look(trainer: Any) -> None:
+        prompts.look(trainer)
+        loader = trainer.mixing.loader
+        loader.dataset = loader.dataset if isinstance(loader.dataset, Slow) else Slow(loader.dataset)
+
+    # Six steps of four prompts: by step 5 threads have fetched ahead, for the proportions that change at its end.
+    switch = ["+dataflex.plugins.switch.plugin=tests.real.plugins:Switch", "+dataflex.plugins.switch.at=5"]
+    more = [*switch, *CHEAP, f"data.dataloader_num_workers={workers}", "trainer.total_training_steps=6"]
+    run = train(compose_config(overrides(demo, *more)), look)
+    assert prompts.domains == prompts.sources == ["add"] * 20 + ["sort"] * 4
+    loader = run.trainer.mixing.loader
+    assert (loader._pool is not None) == (workers == 2)
+    # What was fetched in vain waits for its turn.
+    assert bool(loader._ahead) == (workers == 2)
+    assert run.metrics[4]["dataflex/prop_add"] == 1.0 and run.metrics[4]["dataflex/proposed_sort"] == 1.0
+    assert run.metrics[5]["dataflex/prop_sort"] == run.metrics[5]["dataflex/generated_sort"] == 1.0
 
 
 def test_a_resumed_run_fetches_the_same_prompts(ray_session, demo, tmp_path):
-    mixer = "{name:tscl,params:{temperature:0.02}}"
-    score = "+dataflex.plugins.mix.scorer=reward_difficulty"
-    where = (f"trainer.default_local_dir={tmp_path}", "trainer.save_freq=2", score, "trainer.resume_mode=auto")
-    whole, first, second = Prompts(), Prompts(), Prompts()
-    plain = overrides(demo, mixer, score, "trainer.total_training_steps=4")
-    train(compose_config(plain), whole.look)
-    train(compose_config(overrides(demo, mixer, *where, "trainer.total_training_steps=2")), first.look)
-    train(compose_config(overrides(demo, mixer, *where, "trainer.total_training_steps=4")), second.look)
-    assert first.rows == whole.rows[:16]
-    assert [shares.tolist() for shares in first.in_force] == [shares.tolist() for shares in whole.in_force[:16]]
+    """Within one process; killed runs and another Ray: test_mixing_killed.py."""
+    mixer = mixing("{name:tscl,params:{temperature:0.02}}", "reward_difficulty")
+    script = "+dataflex.plugins.script.plugin=tests.real.plugins:ScriptRewards"
+    given = [*mixer, script, *CHEAP, f"trainer.default_local_dir={tmp_path}", "trainer.total_training_steps=4"]
+    whole, resumed = Prompts(), Prompts()
+    train(compose_config(overrides(demo, *given, "trainer.save_freq=2")), whole.look)
+    path = [f"trainer.resume_from_path={tmp_path}/global_step_2", "trainer.resume_mode=resume_path"]
+    train(compose_config(overrides(demo, *given, *path)), resumed.look)
+    assert len(whole.rows) == 16 and resumed.rows == whole.rows[8:]
     # Proportions after step 2 were set before the checkpoint was written.
-    assert second.rows[:8] == whole.rows[16:24]
-    assert second.in_force[0].tolist() == whole.in_force[16].tolist()
+    shares = [[one.tolist() for one in prompts.in_force] for prompts in (whole, resumed)]
+    assert shares[1] == shares[0][8:] and shares[0][8] != shares[0][0]

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from dataflex_hooks import HookManager, LossCoefficients, RewardDecision, UpdateDecision, hookimpl
+from dataflex_hooks import (
+    HookManager,
+    LossCoefficients,
+    RewardDecision,
+    Scorer,
+    UpdateDecision,
+    hookimpl,
+    register_scorer,
+)
 from dataflex_verl.commands.check import NOTHING
 from dataflex_verl.commands.hydra_config import CommandLine, compose_config
 from dataflex_verl.plan import PLAN_KEY, PREFIX, metrics_file, plan_lines, store_plan
@@ -82,6 +90,39 @@ def test_the_plan_says_who_runs_in_order_how_decisions_merge_and_where_they_land
 def test_shadow_mode_differs_in_the_first_line_only():
     assert plan()[1:] == plan({"apply": False})[1:]
     assert plan({"apply": False})[0].startswith("3 plugin(s), shadow mode: decided and logged, nothing changed")
+
+
+def test_domains_and_what_decides_about_prompts(registry):
+    @register_scorer("level")
+    class Level(Scorer):
+        timing = "pre_rollout"
+        requires = ("level",)
+
+        def score(self, batch, step_id, **ctx):
+            raise AssertionError("never called")
+
+    mix = {"mix": {"actuator": {"name": "static"}}}
+    easy = {"easy": {"plugin": "select", "scorer": "level", "actuator": "threshold_band"}}
+    given = {"domains": ["math", "code"], "domain_key": "topic", "update_step": 4, "on_starved": "error"}
+    lines = plan({"plugins": {**mix, **easy}, **given})
+    assert [line.partition(" (dataflex-verl")[0] for line in lines[1:3]] == [
+        "mix = mix static at on_domain_stats from step 0",
+        "easy = select level -> threshold_band at pre_rollout from step 0",
+    ]
+    assert lines[1].endswith("provides proportions") and lines[2].endswith("provides admit")
+    assert lines[3:] == [
+        "domains: math, code, by column topic",
+        "lands in: the domain sampler, from mix; in force from the next prompt on, decided anew every 4 steps",
+        "prompts that easy refuses are passed over until their domain's next epoch; with too few left the run stops",
+        "logs: dataflex/prop_<domain>, dataflex/proposed_<domain>, dataflex/generated_<domain>, "
+        "dataflex/trained_<domain>, dataflex/reward_<domain>",
+    ]
+    shadow = plan({"plugins": mix, "apply": False})
+    assert shadow[2:4] == [
+        "domains: all that the training data has, by column domain, else data_source",
+        "lands in: the domain sampler, from mix; logged only",
+    ]
+    assert not any("domain" in line for line in plan())
 
 
 def test_advantages_as_the_way_in_are_named():

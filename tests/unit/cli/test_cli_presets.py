@@ -30,6 +30,8 @@ NAMES = [
     "topk",
     "vcrl",
 ]
+MIXERS = ["dads", "doremi", "dump_ucb", "dump_ucb_reward", "odm", "reward_gap", "sec", "static", "tscl"]
+"""Each sets the proportions, so they do not stack."""
 
 
 def manager(block: DictConfig) -> HookManager:
@@ -37,10 +39,10 @@ def manager(block: DictConfig) -> HookManager:
 
 
 def test_names_lists_the_files() -> None:
-    assert presets.names() == NAMES
+    assert presets.names() == sorted([*NAMES, *MIXERS])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *MIXERS])
 def test_preset_builds_one_plugin_of_its_name(name: str) -> None:
     config = compose_config(CommandLine.parse(presets.overrides([name])))
     assert manager(config.dataflex).labels == (name,)

@@ -135,6 +135,7 @@ def test_normalize_that_nobody_takes_is_refused(problems):
             "dataflex.apply_to: got 'weigths'; accepted: one of advantages, weights; did you mean 'we",
         ),
         ({"mask_scale": "keep"}, "dataflex.mask_scale: got 'keep'; accepted: one of kept, none; did you mean 'kept'?"),
+        ({"on_starved": "stop"}, "dataflex.on_starved: got 'stop'; accepted: one of error, take"),
         (
             {"plugins": {"s": {"plugin": "select", "warmup_step": "1", **SELECT}}},
             "dataflex.plugins.s.warmup_step: got '1'; accepted: an integer >= 0",

@@ -158,7 +158,7 @@ def test_plugins_marks_what_the_configuration_makes_active(rows, dataflex):
     listed = rows("--all", *GOOD, "+dataflex=[difffilter,softmax]")
     active = {name for name, row in listed.items() if row["active"]}
     assert active == {"select", "reweight", "group_solve_rate", "threshold_band", "advantage_magnitude", "softmax"}
-    assert listed["select"]["hooks"] == ["post_advantage"] and listed["select"]["version"]
+    assert listed["select"]["hooks"] == ["pre_rollout", "post_reward", "post_advantage"] and listed["select"]["version"]
     assert {row["kind"] for row in listed.values()} >= {"plugin", "scorer", "selector", "reweighter"}
     table = dataflex("plugins", *GOOD, "+dataflex=per").stdout.splitlines()
     assert table[0].split() == ["name", "kind", "from", "hooks", "active", "error"]

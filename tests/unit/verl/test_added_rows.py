@@ -11,7 +11,7 @@ from dataflex_hooks import AddedRow, DecisionError, Origin
 
 pytest.importorskip("transfer_queue", reason="needs verl: pip install 'dataflex-verl[local]'")
 
-from dataflex_verl.added_rows import Limits, resolve  # noqa: E402
+from dataflex_verl.added_checks import Limits, resolve  # noqa: E402
 
 
 class Letters:

@@ -185,6 +185,62 @@ def test_answers_to_candidates_that_cannot_be_used_name_the_plugin(run, plugin, 
         next(mixing.loader)
 
 
+def select_by_level(low, high, **block):
+    @dh.register_scorer("level")
+    class Level(dh.Scorer):
+        timing = "pre_rollout"
+        requires = ("level",)
+
+        def score(self, batch, step_id, **ctx):
+            return torch.from_numpy(batch.columns["level"].astype(np.float32))
+
+    band = {"name": "threshold_band", "params": {"low": low, "high": high}}
+    block = {"mechanism": "select", "scorer": {"name": "level"}, "actuator": band, **block}
+    return dh.HookManager.from_config(block, estimator="grpo", has_groups=True)
+
+
+def domain_mixing(hooks):
+    config = OmegaConf.create({"data": {"train_batch_size": 6, "seed": 1, "shuffle": True}})
+    return module.DomainMixing(hooks, config, Rows(), collate, lambda: dh.StepContext(step=1))
+
+
+def test_select_steers_the_sampler_by_scores_of_candidates(registry):
+    mixing = domain_mixing(select_by_level(9.5, 20.5))
+    fetched = next(mixing.loader)
+    # Rows 10 to 20: 3 of code, the others of math; quotas 2 and 4 by the share of the data.
+    assert all(9 < level < 21 for level in fetched["level"])
+    assert sorted(fetched["domain"]) == ["code"] * 2 + ["math"] * 4
+    open_to_all = domain_mixing(select_by_level(-1.0, 100.0))
+    assert not all(9 < level < 21 for level in next(open_to_all.loader)["level"])
+
+
+def test_on_starved_reaches_the_sampler(registry, caplog):
+    with caplog.at_level(logging.WARNING, logger="dataflex_verl"):
+        assert len(next(domain_mixing(select_by_level(100.0, 200.0)).loader)["level"]) == 6
+    assert "domain 'code': 0 of 2 prompts admitted in 16 draws; the best refused ones are taken" in caplog.text
+    mixing = domain_mixing(select_by_level(100.0, 200.0, on_starved="error"))
+    with pytest.raises(dh.DataFlexError, match="0 of 2 prompts admitted in 16 draws; on_starved: error"):
+        next(mixing.loader)
+
+
+def test_a_column_that_the_data_lacks_is_refused_at_the_start(registry):
+    @dh.register_scorer("hardness")
+    class Hardness(dh.Scorer):
+        timing = "pre_rollout"
+        requires = ("hardness",)
+
+        def score(self, batch, step_id, **ctx):
+            raise AssertionError("never called")
+
+    block = {"mechanism": "select", "scorer": {"name": "hardness"}, "actuator": {"name": "threshold_band"}}
+    with pytest.raises(
+        dh.ConfigError,
+        match="dataflex: got hardness, read at pre_rollout and not in the training data; accepted: its "
+        "columns: prompt, domain, level",
+    ):
+        domain_mixing(dh.HookManager.from_config(block, estimator="grpo", has_groups=True))
+
+
 NAMES = ("code", "math")
 
 

@@ -1,0 +1,110 @@
+"""Select, reweight and mix in one run; the mixer is somebody else's, from an installed wheel."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataflex_hooks as dh
+from tests.real.harness import compose_config
+from tests.real.plugins import ScriptRewards
+from tests.real.prompts import CHEAP, Prompts, Updates, mixing, overrides
+from tests.real.runs import Run, train
+from tests.unit.contract.acme_package import build_wheel
+
+pytestmark = pytest.mark.real
+
+NAMES, FLOOR, LIMIT = ("add", "middle", "sort"), 0.1, 0.4
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """pip has installed the wheel for this module: only the trainer's process, this one, runs hooks."""
+    folder = tmp_path_factory.mktemp("acme")
+    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site")]
+    subprocess.run([*command, str(build_wheel(folder))], check=True, timeout=120)
+    for kind in ("scorer", "selector", "reweighter", "mixer"):
+        dh.REGISTRY.names(kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dh.REGISTRY, "_classes", {kind: dict(of) for kind, of in dh.REGISTRY._classes.items()})
+        patch.syspath_prepend(str(folder / "site"))
+        importlib.invalidate_caches()
+        yield folder / "site"
+    for name in [name for name in sys.modules if name.split(".")[0] == "acme_dataflex"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def together(ray_session, demo, acme) -> tuple[Run, Prompts, Updates]:
+    """Four steps in which rewards are scripted, low ones masked, and rollouts weighed by their advantage."""
+    prompts, updates = Prompts(), Updates()
+
+    def look(trainer: Any) -> None:
+        prompts.look(trainer)
+        updates.look(trainer)
+
+    band = f"{{name:threshold_band,params:{{low:{LIMIT},high:9.0}}}}"
+    more = [
+        "+dataflex.plugins.script.plugin=tests.real.plugins:ScriptRewards",
+        f"+dataflex.plugins.band={{plugin:select,scorer:reward_difficulty,actuator:{band}}}",
+        "+dataflex.plugins.per={plugin:reweight,scorer:advantage_magnitude,actuator:per_advantage}",
+        *mixing(f"{{name:acme_inverse,params:{{floor:{FLOOR},window:1}}}}", "reward_difficulty"),
+        *CHEAP,
+        "data.train_batch_size=6",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=6",
+        "algorithm.norm_adv_by_std_in_grpo=False",
+        "trainer.total_training_steps=4",
+    ]
+    return train(compose_config(overrides(demo, *more)), look), prompts, updates
+
+
+def test_a_mixer_from_somebody_elses_wheel_steers_the_run(together, acme):
+    run, prompts, _ = together
+    mixer = run.trainer.hooks._entries["mix"].plugin.actuator
+    assert type(mixer).__module__ == "acme_dataflex.components"
+    assert str(acme) in str(sys.modules["acme_dataflex.components"].__file__)
+    targets = []
+    for step, metrics in enumerate(run.metrics, start=1):
+        raw = [1 / (1 + metrics.get(f"dataflex/reward_{name}", 0.0)) for name in NAMES]
+        expected = [FLOOR + (1 - 3 * FLOOR) * value / sum(raw) for value in raw]
+        targets.append([metrics[f"dataflex/proposed_{name}"] for name in NAMES])
+        assert targets[-1] == pytest.approx(expected, abs=1e-6)
+        for shares in prompts.in_force[6 * step : 6 * (step + 1)]:
+            assert shares == pytest.approx(expected, abs=1e-6)
+    assert len({tuple(target) for target in targets}) == 4
+    assert prompts.domains == prompts.sources and prompts.worst(NAMES) < len(NAMES)
+
+
+def test_select_masks_and_reweight_weighs_in_the_same_run(together):
+    run, _, updates = together
+    assert len(updates.steps) == 4
+    for rows, metrics in zip(updates.steps, run.metrics, strict=True):
+        masked = [weight for reward, weight, _ in rows if reward <= LIMIT]
+        kept = [weight for reward, weight, _ in rows if reward > LIMIT]
+        tokens = [number for reward, _, number in rows if reward > LIMIT]
+        assert masked and set(masked) == {0.0}
+        assert min(kept) > 0 and max(kept) > 1.2 * min(kept)
+        # Weights average 1 over the tokens that are kept.
+        total = sum(weight * number for weight, number in zip(kept, tokens, strict=True))
+        assert total / sum(tokens) == pytest.approx(1, abs=1e-5)
+        assert metrics["dataflex/band/kept_frac"] == pytest.approx(len(kept) / len(rows))
+
+
+def test_each_of_the_three_has_its_metrics(together):
+    run, _, _ = together
+    for metrics in run.metrics:
+        assert 0 < metrics["dataflex/band/kept_frac"] < 1
+        assert metrics["dataflex/per/weight_mean"] > 0
+        for name in NAMES:
+            assert {f"dataflex/{key}_{name}" for key in ("prop", "proposed", "generated", "trained")} <= metrics.keys()
+        # The script owns the rewards, and statistics see the rewards that apply.
+        level, slope, _ = ScriptRewards.SCRIPT["add"]
+        assert metrics["dataflex/reward_add"] == pytest.approx(level, abs=1e-6) and slope == 0.0
+        assert metrics["dataflex/applied"] == 1.0
