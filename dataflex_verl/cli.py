@@ -120,7 +120,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Decides tasks, model and sampling noise.")] = 0,
     strategy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="difffilter (default), topk, softmax, per, ar or none; again to stack."),
+        typer.Option(metavar="NAME", help="A preset (dataflex presets), or none; again to stack. Default: difffilter."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep model, data, metrics and log in this new directory.")

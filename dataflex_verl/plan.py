@@ -29,6 +29,7 @@ _SWITCHES: Mapping[str, str] = {
     "algorithm.use_kl_in_reward": "advantages come from rewards less KL, scorers see the raw reward",
     "critic.enable": "the critic learns from masked responses too",
 }
+_WEIGHS = frozenset({"mask", "weights", "update_scale"})
 _BEFORE_ROLLOUT = frozenset({"pre_rollout", "on_domain_stats"})
 _OF_DOMAINS = ("prop", "proposed", "generated", "trained", "reward")
 _MERGED = ("kept_frac", "weight_mean", "weight_largest", "ess_frac", "reward_all", "reward_kept")
@@ -46,13 +47,15 @@ def plan_lines(hooks: HookManager, coefficients: LossCoefficients, config: DictC
         return [f"{PREFIX}no plugin; the run is verl's own"]
     rows = hooks.plan()
     settings = hooks.config
-    applied = (
-        f"applied to {settings.apply_to}" if settings.apply else "shadow mode: decided and logged, nothing changed"
-    )
-    lines = [f"{len(rows)} plugin(s), {applied}, mask_scale={settings.mask_scale}"]
+    weighs = any(_WEIGHS.intersection(row["provides"]) for row in rows)
+    applied = f"applied to {settings.apply_to}" if weighs else "applied"
+    if not settings.apply:
+        applied = "shadow mode: decided and logged, nothing changed"
+    scale = f", mask_scale={settings.mask_scale}" if weighs else ""
+    lines = [f"{len(rows)} plugin(s), {applied}{scale}"]
     lines += [_plugin_line(row) for row in rows]
     lines += _merge_lines(rows, coefficients, settings.mask_scale)
-    lines += _landing_lines(rows, settings.apply_to)
+    lines += _landing_lines(rows, settings.apply_to, "lands in" if settings.apply else "would land in")
     lines += _drop_lines(rows, hooks, coefficients, config)
     lines += _domain_lines(rows, hooks)
     if config is not None:
@@ -133,15 +136,15 @@ def _merge_lines(rows: list[dict[str, Any]], coefficients: LossCoefficients, mas
     return [*lines, f"weights average 1 per {coefficients.kind} ({coefficients.source})"]
 
 
-def _landing_lines(rows: list[dict[str, Any]], apply_to: str) -> list[str]:
+def _landing_lines(rows: list[dict[str, Any]], apply_to: str, lands: str) -> list[str]:
     lines = []
     if owners := _providers(rows, "rewards"):
-        lines.append(f"lands in: rm_scores, from {owners[0]}; advantages are computed from them")
-    if any("post_advantage" in row["hooks"] for row in rows):
+        lines.append(f"{lands}: rm_scores, from {owners[0]}; advantages are computed from them")
+    if any("post_advantage" in row["hooks"] and _WEIGHS.intersection(row["provides"]) for row in rows):
         field = "rollout_is_weights, a factor on each token's policy-gradient term"
         if apply_to == "advantages":
             field = "advantages, multiplied; returns stay as they are"
-        lines.append(f"lands in: {field}; KL, entropy and the critic are left alone")
+        lines.append(f"{lands}: {field}; KL, entropy and the critic are left alone")
     return lines
 
 
@@ -155,7 +158,10 @@ def _drop_lines(
     for hook, place in (("post_reward", "before the log-prob passes"), ("post_advantage", "before the updates")):
         labels = [row["label"] for row in dropping if hook in row["hooks"]]
         if labels:
-            lines.append(f"drop: rows that {' or '.join(labels)} does not keep leave the batch {place}")
+            effect = f"leave the batch {place}, and with it KL, entropy and the critic"
+            if not hooks.config.apply:
+                effect = f"would leave the batch {place}"
+            lines.append(f"drop: rows that {' or '.join(labels)} does not keep {effect}")
     early = [row for row in dropping if "post_reward" in row["hooks"]]
     if early:
         over = next((row["advantages"] for row in early if row["advantages"]), None)
@@ -181,8 +187,9 @@ def _domain_lines(rows: list[dict[str, Any]], hooks: HookManager) -> list[str]:
     if owners := _providers(rows, "proportions"):
         every = "every step" if hooks.config.update_step == 1 else f"every {hooks.config.update_step} steps"
         effect = f"in force from the next prompt on, decided anew {every}"
+        lands = "lands in" if hooks.config.apply else "would land in"
         lines.append(
-            f"lands in: the domain sampler, from {owners[0]}; {effect if hooks.config.apply else 'logged only'}"
+            f"{lands}: the domain sampler, from {owners[0]}; {effect if hooks.config.apply else 'logged only'}"
         )
     if labels := [row["label"] for row in rows if "pre_rollout" in row["hooks"]]:
         starved = "the best refused ones are taken" if hooks.config.on_starved == "take" else "the run stops"
@@ -203,8 +210,10 @@ def _verl_settings(config: DictConfig) -> list[str]:
 def _metric_names(rows: list[dict[str, Any]]) -> list[str]:
     decides = any("post_advantage" in row["hooks"] for row in rows)
     names = [f"dataflex/{name}" for name in _MERGED] if decides else []
+    if any(row["effect"] == "drop" and "post_reward" in row["hooks"] for row in rows):
+        names.append("dataflex/dropped_frac")
     for row in rows:
-        if "mask" in row["provides"]:
+        if {"mask", "keep"} & set(row["provides"]):
             names.append(label_metric(row["label"], "kept_frac"))
         if "weights" in row["provides"]:
             names.append(label_metric(row["label"], "weight_mean"))
