@@ -71,6 +71,7 @@ def prompts_of(steps: range) -> list[int]:
     return [place for step in steps for place in range(A_STEP * (step - 1), A_STEP * step)]
 
 
+@pytest.mark.nightly
 def test_a_run_killed_before_verls_tracker_resumes_with_the_same_prompts(demo, tmp_path):
     """Killed when our files of step 6 are there and verl's tracker still names step 3: steps 4, 5 and 6 come again."""
     given = arguments(demo, tmp_path, 6, 3)
