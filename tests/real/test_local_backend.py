@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from dataflex_verl.demo.tokenizer import make_tokenizer
+from tests.processes import ends
 from tests.real.conftest import base_overrides
 from tests.real.harness import compose_config
 from tests.real.runs import Run, ask, train
@@ -155,7 +154,4 @@ def test_forked_workers_share_a_server_and_no_random_state(tmp_path):
     assert all(one != other for one, other in zip(first[1:4], second[1:4], strict=True))
     assert first[4:] == second[4:] == [1, True]
     # The server ends with the driver.
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(first[0]):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert ends(first[0])
