@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +18,6 @@ from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginErro
 if TYPE_CHECKING:
     from dataflex_hooks.config import DataFlexConfig
 
-_log = logging.getLogger("dataflex_hooks")
 Shares = NDArray[np.float64]
 R = TypeVar("R")
 
@@ -198,13 +196,8 @@ class DomainCalls:
         try:
             return act()
         except Exception as error:
-            if entry.built.settings.on_error == "disable":
-                _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
-                self._disabled.add(entry.label)
-                return None
-            if isinstance(error, PluginError):
-                raise
-            raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+            entry.disable_or_raise(origin, error, self._disabled)
+            return None
 
 
 def _per_candidate(name: str, given: Any, n: int, origin: Origin) -> NDArray[np.float64]:

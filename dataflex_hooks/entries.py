@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,11 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import PluginSettings
 from dataflex_hooks.decisions import DECISION_OF, EXCLUSIVE, given_parts
 from dataflex_hooks.discovery import describe
-from dataflex_hooks.errors import DecisionError, Described, Origin, Problem
+from dataflex_hooks.errors import DecisionError, Described, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin
 from dataflex_hooks.registration import Declaration, inspect_plugin
+
+_log = logging.getLogger("dataflex_hooks")
 
 GROUP_ESTIMATORS = frozenset(
     {
@@ -77,6 +80,20 @@ class Entry:
             declared = ", ".join(sorted(self.declared.provides)) or "nothing"
             text = f"returned {', '.join(sorted(undeclared))}, but provides only {declared}: add it to `provides`"
             raise DecisionError(origin, text)
+
+    def disable_or_raise(self, origin: Origin, error: Exception, disabled: set[str]) -> None:
+        """Do what ``on_error`` says of a failed call: add the label to ``disabled``, or raise.
+
+        Raises:
+            PluginError: with ``error`` as its cause, or ``error`` itself where it is one.
+        """
+        if self.built.settings.on_error == "disable":
+            _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
+            disabled.add(self.label)
+        elif isinstance(error, PluginError):
+            raise error
+        else:
+            raise PluginError(origin, f"{type(error).__name__}: {error}") from error
 
     def describe(self) -> dict[str, Any]:
         """Return one row of the plan, in plain values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +10,7 @@ from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.context import StepContext
 from dataflex_hooks.entries import Entry
-from dataflex_hooks.errors import DecisionError, Origin, PluginError
+from dataflex_hooks.errors import DecisionError, Origin
 from dataflex_hooks.merge import MergedUpdate, merge_resolved
 from dataflex_hooks.merge_reward import Generated, MergedReward, merge_reward
 from dataflex_hooks.metric_names import label_metric
@@ -21,7 +20,6 @@ from dataflex_hooks.trace import CallLog
 if TYPE_CHECKING:
     from dataflex_hooks.config import DataFlexConfig
 
-_log = logging.getLogger("dataflex_hooks")
 R = TypeVar("R")
 
 
@@ -106,13 +104,8 @@ class RolloutCalls:
         except Exception as error:
             self.calls.add(origin, batch, decision, time.perf_counter() - started, error)
             _refuse_mutation(batch, origin, error)
-            if entry.built.settings.on_error == "disable":
-                _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
-                self._disabled.add(entry.label)
-                return None
-            if isinstance(error, PluginError):
-                raise
-            raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+            entry.disable_or_raise(origin, error, self._disabled)
+            return None
         self.calls.add(origin, batch, decision, time.perf_counter() - started)
         _refuse_mutation(batch, origin, None)
         return resolved
