@@ -18,7 +18,7 @@ from dataflex_hooks.keep import groups_of, sessions_of
 from dataflex_hooks.merge_reward import Generated
 from dataflex_hooks.metric_names import label_metric
 from dataflex_hooks.resolve import ResolvedUpdate
-from dataflex_hooks.segments import row_sum
+from dataflex_hooks.segments import row_max, row_sum
 from dataflex_hooks.token_weights import TokenWeights, exact_sum, mean_and_std
 
 
@@ -44,9 +44,9 @@ def update_metrics(
     coefficients, the factor on the policy-gradient loss; ``weight_std`` likewise, ``weight_kept_mean`` over kept tokens
     only, ``weight_largest``. ``ess_frac``: (sum w)^2 / (n sum w^2) over rows. ``reward_all``, ``reward_kept``: mean
     reward of all generated and of kept sessions, where rewards are in the batch and any session is kept. Per plugin:
-    ``<label>/kept_frac`` of its own mask and drop, ``<label>/masked_rows_total/<reason>`` and
-    ``<label>/dropped_rows_total/<reason>`` (counts), ``<label>/weight_mean``, ``<label>/weight_std`` of its weights as
-    given.
+    ``<label>/kept_frac`` and ``kept_groups_frac`` of its own mask and drop, ``masked_rows_total/<reason>`` and
+    ``dropped_rows_total/<reason>`` (counts), ``weight_mean``, ``weight_std``, ``weight_largest`` and ``ess_frac`` of
+    its weights as given.
     """
     rows_kept = kept > 0
     session_kept, n_valid = sessions_of(rows_kept, batch), batch.n_valid
@@ -71,6 +71,9 @@ def update_metrics(
             mean, std = mean_and_std(decision.factor, decision.factor_per_token, coefficient, batch)
             metrics[label_metric(decision.label, "weight_mean")] = mean
             metrics[label_metric(decision.label, "weight_std")] = std
+            largest, share = _extent(decision.factor, decision.factor_per_token, batch)
+            metrics[label_metric(decision.label, "weight_largest")] = largest
+            metrics[label_metric(decision.label, "ess_frac")] = share
     return metrics
 
 
@@ -109,7 +112,20 @@ def _own_metrics(decision: ResolvedUpdate, batch: RolloutBatch) -> dict[str, flo
         metrics[label_metric(decision.label, "dropped_rows_total", decision.reason)] = float((~decision.keep).sum())
     named = metrics if decision.reason else {}
     named[label_metric(decision.label, "kept_frac")] = _share(sessions_of(own, batch))
+    named[label_metric(decision.label, "kept_groups_frac")] = _share(groups_of(own, batch))
     return named
+
+
+def _extent(factor: Tensor, per_token: bool, batch: RolloutBatch) -> tuple[float, float]:
+    """Largest of a plugin's weights at valid tokens, and their effective sample size over rows."""
+    has_valid = batch.n_valid > 0
+    if not bool(has_valid.any()):
+        return 0.0, 0.0
+    if not per_token:
+        rows = torch.where(has_valid, factor.to(torch.float64), 0.0)
+        return float(rows.max()), _effective_share(rows)
+    means = row_sum(factor, batch.offsets, batch.response_mask) / batch.n_valid.clamp(min=1)
+    return float(row_max(factor, batch.offsets, batch.response_mask).max()), _effective_share(means)
 
 
 def _share(marked: Tensor) -> float:
@@ -117,8 +133,12 @@ def _share(marked: Tensor) -> float:
 
 
 def _effective_share(row_weights: Tensor) -> float:
-    squares = math.fsum((row_weights**2).tolist())
-    return math.fsum(row_weights.tolist()) ** 2 / (len(row_weights) * squares) if squares else 0.0
+    largest = float(row_weights.max()) if len(row_weights) else 0.0
+    if largest == 0.0:
+        return 0.0
+    # The share is the same at any scale; squares of very large or small weights would leave the range of numbers.
+    scaled = row_weights / largest
+    return math.fsum(scaled.tolist()) ** 2 / (len(scaled) * math.fsum((scaled**2).tolist()))
 
 
 def _reward_metrics(session_kept: Tensor, batch: RolloutBatch, generated: Generated) -> dict[str, float]:

@@ -131,6 +131,8 @@ def _metrics(
     for decision in decisions:
         if decision.keep is not None:
             own = sessions_of(decision.keep, batch)
+            own_groups = int(groups_of(decision.keep, batch).sum()) / max(1, batch.n_groups)
+            metrics[label_metric(decision.label, "kept_groups_frac")] = own_groups
             metrics[label_metric(decision.label, "kept_frac")] = int(own.sum()) / max(1, batch.n_sessions)
             if decision.reason:
                 name = label_metric(decision.label, "dropped_rows_total", decision.reason)

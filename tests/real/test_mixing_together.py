@@ -44,6 +44,10 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def together(ray_session, demo, acme) -> tuple[Run, Prompts, Updates]:
     """Four steps in which rewards are scripted, low ones masked, and rollouts weighed by their advantage."""
+    return run_together(demo, "dataflex_sync", 4)
+
+
+def run_together(demo: Any, mode: str, steps: int) -> tuple[Run, Prompts, Updates]:
     prompts, updates = Prompts(), Updates()
 
     def look(trainer: Any) -> None:
@@ -60,7 +64,8 @@ def together(ray_session, demo, acme) -> tuple[Run, Prompts, Updates]:
         "data.train_batch_size=6",
         "actor_rollout_ref.actor.ppo_mini_batch_size=6",
         "algorithm.norm_adv_by_std_in_grpo=False",
-        "trainer.total_training_steps=4",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.v1.trainer_mode={mode}",
     ]
     return train(compose_config(overrides(demo, *more)), look), prompts, updates
 
@@ -85,6 +90,20 @@ def test_a_mixer_from_somebody_elses_wheel_steers_the_run(together, acme):
 def test_select_masks_and_reweight_weighs_in_the_same_run(together):
     run, _, updates = together
     assert len(updates.steps) == 4
+    masked_and_weighed(run, updates)
+
+
+def test_all_three_act_in_colocate_async(ray_session, demo, acme):
+    """Prompts are fetched ahead there, so a target acts on those fetched after it; masks and weights act at once."""
+    run, prompts, updates = run_together(demo, "dataflex_colocate_async", 3)
+    assert type(run.trainer).__name__ == "DataFlexColocateAsync" and len(updates.steps) == 3
+    masked_and_weighed(run, updates)
+    targets = {tuple(metrics[f"dataflex/proposed_{name}"] for name in NAMES) for metrics in run.metrics}
+    assert len(targets) == 3 and len({tuple(shares) for shares in prompts.in_force}) >= 3
+    assert prompts.worst(NAMES) < len(NAMES)
+
+
+def masked_and_weighed(run: Run, updates: Updates) -> None:
     for rows, metrics in zip(updates.steps, run.metrics, strict=True):
         masked = [weight for reward, weight, _ in rows if reward <= LIMIT]
         kept = [weight for reward, weight, _ in rows if reward > LIMIT]

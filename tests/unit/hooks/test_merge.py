@@ -214,9 +214,12 @@ def test_metrics_describe_the_merged_update(batch):
             "dataflex/reward_all": 0.5,
             "dataflex/reward_kept": 0.75,
             "dataflex/sel/kept_frac": 2 / 3,
+            "dataflex/sel/kept_groups_frac": 1.0,
             "dataflex/sel/masked_rows_total/why": 1.0,
             "dataflex/rw/weight_mean": 2.0,
             "dataflex/rw/weight_std": math.sqrt(2 / 3),
+            "dataflex/rw/weight_largest": 3.0,
+            "dataflex/rw/ess_frac": 6.0**2 / (3 * 14.0),
         }
     )
 
