@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 LATER_MODES: Mapping[str, str] = MappingProxyType(
     {
-        "dataflex_colocate_async": "it comes in a later version; use dataflex_sync",
         "dataflex_separate_async": "it comes in a later version; use dataflex_sync",
     }
 )

@@ -12,7 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 python -m pip install --quiet --no-deps "$root"
-python -m pip install --quiet pluggy wrapt typer rich hydra-core omegaconf
+python -m pip install --quiet pluggy wrapt typer rich hydra-core omegaconf safetensors
 
 python - "$work" <<'PY'
 import sys
