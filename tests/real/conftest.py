@@ -18,12 +18,9 @@ def demo() -> DemoFiles:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first: verl's placement groups have fixed names, and the live trainer keeps them to the end.
 
-    With ``-n`` all of them share one worker and so one Ray session.
+    With ``-n`` each worker has a Ray session and a live trainer of its own.
     """
     items.sort(key=lambda item: "live" in getattr(item, "fixturenames", ()))
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("real"))
 
 
 def base_overrides(demo: DemoFiles) -> list[str]:
