@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from dataflex_verl.demo.tokenizer import make_tokenizer
+from dataflex_verl.local.forkserver import OWNER
 from tests.processes import ends
 from tests.real.conftest import base_overrides
 from tests.real.harness import compose_config
@@ -147,7 +149,10 @@ print(json.dumps(ray.get([worker.look.remote() for worker in workers])))
 
 
 def test_forked_workers_share_a_server_and_no_random_state(tmp_path):
-    result = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=300)
+    # This process may have a server already, which a child would use and which does not end with it.
+    environment = {name: value for name, value in os.environ.items() if name != OWNER}
+    command = [sys.executable, "-c", FORKED]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     first, second = json.loads(result.stdout.splitlines()[-1])
     assert first[0] == second[0]
