@@ -19,6 +19,7 @@ from dataflex_hooks.domain_window import DomainWindow
 from dataflex_hooks.errors import ConfigError, Problem
 from dataflex_hooks.markers import hookimpl
 from dataflex_hooks.plugins.mechanism import build_pair, scores_for
+from dataflex_hooks.scheduled import set_step
 
 _log = logging.getLogger("dataflex_hooks")
 WINDOW = 50
@@ -120,6 +121,7 @@ class MixPlugin:
         assert self._window is not None and self.actuator is not None
         history = self._window.history()
         names = self._window.domains
+        set_step(self.actuator, ctx.step)
         given = self.actuator.act(
             dict(zip(names, history.mean().tolist(), strict=True)),
             self._batch,

@@ -165,6 +165,16 @@ def test_domains_listed_for_the_mixer_give_the_order_of_its_parameters():
         Manager({"mix": plugin}).start_domains(("code", "math", "prose"))
 
 
+def test_a_scheduled_parameter_of_a_mixer_changes_with_the_step(batches):
+    params = {"temperature": {0: 4.0, 100: 0.25}, "floor": 0.0}
+    plugin = MixPlugin("reward_difficulty", {"name": "reward_gap", "params": params})
+    plugin.start(NAMES)
+    plugin.observe(batch_of(batches, math=[1.0, 1.0], code=[0.0, 0.0]), ctx(1))
+    for step, temperature in ((1, 4.0 - 3.75 / 100), (50, 2.125), (100, 0.25), (200, 0.25)):
+        decided = plugin.on_domain_stats(stats(), ctx(step)).proportions.tolist()
+        assert decided == pytest.approx(softmax([1.0, 0.0], temperature).tolist())
+
+
 def test_what_only_the_domains_show_is_wrong_is_an_error_at_start():
     plugin = MixPlugin("reward_difficulty", {"name": "reward_gap", "params": {"floor": 0.4}})
     with pytest.raises(dh.ConfigError, match=r"dataflex\.plugins\.mix\.actuator\.params\.floor: got 0\.4"):
