@@ -71,7 +71,9 @@ def row_max(values: Tensor, offsets: Tensor, valid: Tensor | None = None) -> Ten
 
 
 def _by_row(ufunc: Any, values: Tensor, offsets: Tensor, valid: Tensor | None, neutral: float) -> Tensor:
-    array, starts = values.detach().cpu().numpy(), offsets.cpu().numpy()
+    # numpy has no bfloat16, in which an engine may store what it computed.
+    readable = values.to(torch.float32) if values.dtype == torch.bfloat16 else values
+    array, starts = readable.detach().cpu().numpy(), offsets.cpu().numpy()
     counted = None if valid is None else valid.cpu().numpy()
     lengths = np.diff(starts)
     result = np.full(len(lengths), neutral)

@@ -78,6 +78,12 @@ def test_token_reductions_leave_out_tool_tokens(agent_batch):
     assert agent_batch.max_over_tokens(advantages).tolist() == [3.0, -2.0, 8.0, 2.0]
 
 
+def test_token_reductions_read_bfloat16(agent_batch):
+    values = torch.arange(agent_batch.n_tokens, dtype=torch.float32)
+    for reduce in (agent_batch.sum_over_tokens, agent_batch.mean_over_tokens, agent_batch.max_over_tokens):
+        assert torch.equal(reduce(values.to(torch.bfloat16)), reduce(values))
+
+
 def test_token_reductions_of_a_row_without_valid_tokens_are_zero(batches):
     batch = batches.build([batches.Row("a", length=2, mask=0, advantage=-4.0), batches.Row("b", advantage=-4.0)])
     advantages = batch.values("advantages")
