@@ -128,4 +128,5 @@ def given_parts(decision: Any) -> set[str]:
     """Names of the parts of a decision that were given: not None, and not the default of a switch."""
     words = {"reason", "normalize", "include", "advantages", "scores"}
     parts = {part.name: getattr(decision, part.name) for part in fields(decision) if part.name not in words}
-    return {name for name, value in parts.items() if value is not None and value is not False and value != ()}
+    empty = {name for name, value in parts.items() if isinstance(value, (tuple, list)) and not value}
+    return {name for name, value in parts.items() if value is not None and value is not False} - empty

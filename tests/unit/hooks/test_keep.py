@@ -188,3 +188,15 @@ def test_settings_of_the_least_are_checked():
         "did you mean 'keep_best'?",
         "dataflex.max_fill: got 0.5; accepted: a number >= 1",
     ]
+
+
+@pytest.mark.parametrize("empty", [(), []])
+def test_an_empty_list_of_rows_to_add_is_nothing(batch, empty):
+    class Silent:
+        provides = {"rewards"}
+
+        @hookimpl
+        def post_reward(self, batch):
+            return RewardDecision(add=empty)
+
+    assert not HookManager({"p": Silent()}).post_reward(batch, StepContext(step=1)).changed
