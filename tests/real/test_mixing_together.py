@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +9,11 @@ from typing import Any
 
 import pytest
 
-import dataflex_hooks as dh
 from tests.real.harness import compose_config
 from tests.real.plugins import ScriptRewards
 from tests.real.prompts import CHEAP, Prompts, Updates, mixing, overrides
 from tests.real.runs import Run, train
-from tests.unit.contract.acme_package import build_wheel
+from tests.unit.contract.acme_package import installed
 
 pytestmark = pytest.mark.real
 
@@ -26,19 +23,8 @@ NAMES, FLOOR, LIMIT = ("add", "middle", "sort"), 0.1, 0.4
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """pip has installed the wheel for this module: only the trainer's process, this one, runs hooks."""
-    folder = tmp_path_factory.mktemp("acme")
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site")]
-    subprocess.run([*command, str(build_wheel(folder))], check=True, timeout=120)
-    for kind in ("scorer", "selector", "reweighter", "mixer"):
-        dh.REGISTRY.names(kind)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dh.REGISTRY, "_classes", {kind: dict(of) for kind, of in dh.REGISTRY._classes.items()})
-        patch.syspath_prepend(str(folder / "site"))
-        importlib.invalidate_caches()
-        yield folder / "site"
-    for name in [name for name in sys.modules if name.split(".")[0] == "acme_dataflex"]:
-        del sys.modules[name]
+    with installed(tmp_path_factory.mktemp("acme")) as site:
+        yield site
 
 
 @pytest.fixture(scope="module")

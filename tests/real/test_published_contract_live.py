@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from statistics import fmean
@@ -15,7 +13,7 @@ import torch
 import dataflex_hooks as dh
 from dataflex_hooks import UpdateDecision
 from tests.real.plugins import Decide
-from tests.unit.contract.acme_package import build_wheel
+from tests.unit.contract.acme_package import installed
 
 pytestmark = pytest.mark.real
 
@@ -23,19 +21,8 @@ pytestmark = pytest.mark.real
 @pytest.fixture(scope="module", autouse=True)
 def acme(live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """pip has installed the wheel for this module: only the trainer's process, this one, runs hooks."""
-    folder = tmp_path_factory.mktemp("acme")
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site")]
-    subprocess.run([*command, str(build_wheel(folder))], check=True, timeout=120)
-    for kind in ("scorer", "selector", "reweighter", "mixer"):
-        dh.REGISTRY.names(kind)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dh.REGISTRY, "_classes", {kind: dict(of) for kind, of in dh.REGISTRY._classes.items()})
-        patch.syspath_prepend(str(folder / "site"))
-        importlib.invalidate_caches()
+    with installed(tmp_path_factory.mktemp("acme")):
         yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "acme_dataflex"]:
-        del sys.modules[name]
 
 
 def block(mechanism: str, scorer: str, actuator: str, **params: Any) -> dict[str, Any]:

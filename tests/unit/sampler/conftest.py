@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-datasets = pytest.importorskip("datasets")
+datasets = pytest.importorskip("datasets", reason="needs what verl requires: pip install 'dataflex-verl[local]'")
 
 from dataflex_verl.domain_column import DomainRows  # noqa: E402
 

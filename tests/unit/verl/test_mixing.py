@@ -16,7 +16,7 @@ from dataflex_hooks.proportions import softmax
 from tests.unit.hooks.test_domain_stats import with_domains
 from tests.unit.hooks.test_mix_plugin import Manager
 
-pytest.importorskip("verl")
+pytest.importorskip("verl", reason="needs verl: pip install 'dataflex-verl[local]'")
 
 from dataflex_hooks.plugins.mix import MixPlugin  # noqa: E402
 from dataflex_verl import mixing as module  # noqa: E402

@@ -13,7 +13,9 @@ from dataflex_hooks import ConfigError
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN
 from dataflex_verl.credits import Credits
 
-verl_buffers = pytest.importorskip("verl.trainer.ppo.v1.replay_buffer")
+verl_buffers = pytest.importorskip(
+    "verl.trainer.ppo.v1.replay_buffer", reason="needs verl: pip install 'dataflex-verl[local]'"
+)
 
 from dataflex_verl import replay_buffer as ours  # noqa: E402
 
