@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -24,6 +24,12 @@ ALIASES: Mapping[str, str] = MappingProxyType(
     {"token_level_scores": "rm_scores", "token_level_rewards": "rm_scores"},
 )
 """DataProto names of a field that is stored once: the raw reward, before any KL penalty."""
+
+
+def stored_names(names: Iterable[str]) -> frozenset[str]:
+    """Names of batch fields as they are stored; ``uid`` is in the row keys and not among them."""
+    return frozenset(ALIASES.get(name, name) for name in names) - {"uid"}
+
 
 _ROWS = ("offsets", "lengths", "row_of_token", "position", "group", "session", "session_number", "output_index")
 _SHARED = (*_ROWS, "group_of_session")

@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataflex_hooks.batch import ALIASES, DomainStats, PromptBatch, RolloutBatch
+from dataflex_hooks.batch import DomainStats, PromptBatch, RolloutBatch, stored_names
 from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import DomainDecision, RolloutDecision
 from dataflex_hooks.entries import Entry
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError
-
-if TYPE_CHECKING:
-    from dataflex_hooks.config import DataFlexConfig
+from dataflex_hooks.plugin_calls import PluginCalls
 
 Shares = NDArray[np.float64]
 R = TypeVar("R")
 
 
-class DomainCalls:
-    """Laid under the hook manager, whose plugins and calls it uses.
+class DomainCalls(PluginCalls):
+    """Laid under the hook manager.
 
     A plugin that sets proportions may have, besides the hook: ``domains`` (names it was configured with, or None),
     ``start(domains)`` (called once, before the first prompt; may return proportions), ``observes`` (a hook's name) and
     ``observe(batch, ctx)`` (called there in every step, warm-up included, with all rows and those that were evicted).
     """
 
-    config: DataFlexConfig
-    _entries: dict[str, Entry]
-    _disabled: set[str]
-
-    def _call(self, entry: Entry, hook: str, **arguments: object) -> object:
-        raise NotImplementedError
-
-    def _mixing(self) -> list[Entry]:
-        entries = (entry for entry in self._entries.values() if entry.label not in self._disabled)
-        return [entry for entry in entries if "on_domain_stats" in entry.declared.hooks]
-
     @property
     def mixes(self) -> bool:
         """Whether any plugin wants to set proportions, so that prompts come from the domain sampler."""
-        return bool(self._mixing())
+        return bool(self._using("on_domain_stats"))
 
     def configured_domains(self) -> tuple[str, ...] | None:
         """Names that the configuration lists, at the top level or for the plugin; None leaves them to the dataset."""
         listed = self.config.shared.get("domains")
         if isinstance(listed, (list, tuple)):
             return tuple(str(name) for name in listed)
-        own = (getattr(entry.plugin, "domains", None) for entry in self._mixing())
+        own = (getattr(entry.plugin, "domains", None) for entry in self._using("on_domain_stats"))
         return next((tuple(names) for names in own if names), None)
 
     def start_domains(self, domains: Sequence[str]) -> Shares | None:
@@ -62,7 +49,7 @@ class DomainCalls:
             PluginError: a plugin failed, or returned what it must not.
         """
         first: Shares | None = None
-        for entry in self._mixing():
+        for entry in self._using("on_domain_stats"):
             begin = getattr(entry.plugin, "start", None)
             if begin is None:
                 continue
@@ -80,16 +67,17 @@ class DomainCalls:
     def scorer_means(self, step: int) -> dict[str, float]:
         """Return the configured scorer's mean of the step by domain, as far as a plugin tells."""
         means: dict[str, float] = {}
-        for entry in self._mixing():
+        for entry in self._using("on_domain_stats"):
             tell = getattr(entry.plugin, "scorer_means", None)
             means.update(tell(step) if tell is not None else {})
         return means
 
     def observed_fields(self, hook: str) -> frozenset[str]:
         """Batch fields that observers at ``hook`` declare, as stored; empty when nobody observes there."""
-        observers = [entry for entry in self._mixing() if getattr(entry.plugin, "observes", None) == hook]
+        mixing = self._using("on_domain_stats")
+        observers = [entry for entry in mixing if getattr(entry.plugin, "observes", None) == hook]
         names = {name for entry in observers for name in entry.declared.requires.get(hook, ())}
-        return frozenset(ALIASES.get(name, name) for name in names) - {"uid"}
+        return stored_names(names)
 
     def observe(self, hook: str, batch: RolloutBatch, ctx: StepContext) -> None:
         """Hand rows to the observers at ``hook``, whatever their warm-up.
@@ -97,7 +85,7 @@ class DomainCalls:
         Raises:
             PluginError: an observer failed.
         """
-        for entry in self._mixing():
+        for entry in self._using("on_domain_stats"):
             if getattr(entry.plugin, "observes", None) != hook or not hasattr(entry.plugin, "observe"):
                 continue
             origin = entry.origin("observe", ctx.step)
@@ -118,9 +106,7 @@ class DomainCalls:
         if ctx.step % self.config.update_step:
             return None
         decided: Shares | None = None
-        for entry in self._mixing():
-            if not entry.is_called("on_domain_stats", ctx.step):
-                continue
+        for entry in self._called_at("on_domain_stats", ctx.step):
             origin = entry.origin("on_domain_stats", ctx.step)
 
             def decide(entry: Entry = entry, origin: Origin = origin) -> Shares | None:
@@ -133,23 +119,15 @@ class DomainCalls:
             decided = decided if shares is None else shares
         return decided
 
-    def _drawing(self, step: int | None) -> list[Entry]:
-        entries = [entry for entry in self._entries.values() if "pre_rollout" in entry.declared.hooks]
-        return [
-            entry
-            for entry in entries
-            if entry.label not in self._disabled and (step is None or entry.is_called("pre_rollout", step))
-        ]
-
     @property
     def draws(self) -> bool:
         """Whether any plugin wants to see candidate prompts."""
-        return bool(self._drawing(None))
+        return bool(self._using("pre_rollout"))
 
     @property
     def ranks(self) -> bool:
         """Whether a plugin gives candidates priorities."""
-        return any("priority" in entry.declared.provides for entry in self._drawing(None))
+        return any("priority" in entry.declared.provides for entry in self._using("pre_rollout"))
 
     def candidate_columns(self) -> frozenset[str]:
         """Static dataset columns that plugins declare for ``pre_rollout``."""
@@ -157,7 +135,7 @@ class DomainCalls:
 
     def candidate_columns_by_setting(self) -> dict[str, tuple[str, ...]]:
         """The same by the setting under which the plugin stands that declares them."""
-        entries = self._drawing(None)
+        entries = self._using("pre_rollout")
         return {entry.built.settings.path: entry.declared.requires.get("pre_rollout", ()) for entry in entries}
 
     def pre_rollout(self, candidates: PromptBatch, ctx: StepContext) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
@@ -172,7 +150,7 @@ class DomainCalls:
         """
         admitted: NDArray[Any] | None = None
         priority: NDArray[Any] | None = None
-        for entry in self._drawing(ctx.step):
+        for entry in self._called_at("pre_rollout", ctx.step):
             origin = entry.origin("pre_rollout", ctx.step)
 
             def decide(entry: Entry = entry, origin: Origin = origin) -> RolloutDecision | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataflex_hooks.batch import DomainStats, RolloutBatch
+from dataflex_hooks.keep import sessions_of
 from dataflex_hooks.segments import segment_max
 
 DOMAIN_COLUMN = "dataflex_domain"
@@ -44,6 +45,13 @@ def session_domains(batch: RolloutBatch, domains: Sequence[str]) -> Codes:
     return of_session
 
 
+def group_domains(batch: RolloutBatch, code: Codes) -> Codes:
+    """Return the index of each group's domain, (n_groups,) int64, from those of its sessions, (n_sessions,)."""
+    of_group = np.zeros(batch.n_groups, dtype=np.int64)
+    of_group[batch.group_of_session.cpu().numpy()] = code
+    return of_group
+
+
 def by_domain(values: Tensor | NDArray[np.generic], code: Codes, k: int) -> Sums:
     """Add up (n_sessions,) values by domain: (K,) float64."""
     array = values.cpu().numpy() if isinstance(values, Tensor) else values
@@ -64,13 +72,11 @@ class DomainSums:
     def add_rewarded(self, batch: RolloutBatch) -> None:
         """Count rows whose rewards are known, before any is dropped. Needs ``rm_scores`` and the domain column."""
         code, k = session_domains(batch, self.domains), len(self.domains)
-        group_domain = np.zeros(batch.n_groups, dtype=np.int64)
-        group_domain[_group_of_session(batch)] = code
         length = torch.zeros(batch.n_sessions, dtype=torch.int64, device=batch.offsets.device)
         length.index_add_(0, batch.session, batch.n_valid)
         rewards = batch.session_rewards
         self._add("responses", np.bincount(code, minlength=k))
-        self._add("groups", np.bincount(group_domain, minlength=k))
+        self._add("groups", np.bincount(group_domains(batch, code), minlength=k))
         self._add("reward", by_domain(rewards, code, k))
         self._add("solved", by_domain(rewards > SOLVED_ABOVE, code, k))
         self._add("length", by_domain(length, code, k))
@@ -84,8 +90,7 @@ class DomainSums:
         """
         code, k = session_domains(batch, self.domains), len(self.domains)
         size = batch.per_session(batch.mean_over_tokens(batch.values("advantages").abs()))
-        in_update = torch.zeros(batch.n_sessions, dtype=torch.bool, device=batch.offsets.device)
-        in_update[batch.session if kept is None else batch.session[kept]] = True
+        in_update = sessions_of(batch.n_valid >= 0 if kept is None else kept, batch)
         self._add("scored", np.bincount(code, minlength=k))
         self._add("abs_advantage", by_domain(size, code, k))
         self._add("kept", by_domain(in_update, code, k))
@@ -120,14 +125,7 @@ class DomainSums:
 
 def equal_rewards(batch: RolloutBatch) -> NDArray[np.bool_]:
     """Return which groups have the same reward in every session: (n_groups,) bool."""
-    group = torch.from_numpy(_group_of_session(batch)).to(batch.offsets.device)
-    rewards = batch.session_rewards
+    group, rewards = batch.group_of_session, batch.session_rewards
     highest = segment_max(rewards, group, batch.n_groups)
     lowest = -segment_max(-rewards, group, batch.n_groups)
     return np.asarray((highest == lowest).cpu().numpy(), dtype=bool)
-
-
-def _group_of_session(batch: RolloutBatch) -> Codes:
-    group = np.zeros(batch.n_sessions, dtype=np.int64)
-    group[batch.session.cpu().numpy()] = batch.group.cpu().numpy()
-    return group

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pluggy
 from omegaconf import DictConfig
 
-from dataflex_hooks import hookspecs, state
-from dataflex_hooks.batch import ALIASES
+from dataflex_hooks import state
+from dataflex_hooks.batch import stored_names
 from dataflex_hooks.coefficients import LossCoefficients
-from dataflex_hooks.config import DataFlexConfig, read
+from dataflex_hooks.config import read
 from dataflex_hooks.domain_calls import DomainCalls
-from dataflex_hooks.entries import Entry, admit, group_problems, loss_problems, unconfigured
+from dataflex_hooks.entries import admit, group_problems, loss_problems, unconfigured
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
-from dataflex_hooks.markers import GROUP
 from dataflex_hooks.rollout_calls import RolloutCalls
 from dataflex_hooks.state import Restored, SavedPlugin
-from dataflex_hooks.trace import CallLog
 
 
 class HookManager(RolloutCalls, DomainCalls):
@@ -37,12 +34,7 @@ class HookManager(RolloutCalls, DomainCalls):
     """
 
     def __init__(self, plugins: Mapping[str, object] | None = None) -> None:
-        self.config = DataFlexConfig()
-        self._pluggy = pluggy.PluginManager(GROUP)
-        self._pluggy.add_hookspecs(hookspecs)
-        self._entries: dict[str, Entry] = {}
-        self._disabled: set[str] = set()
-        self.calls = CallLog()
+        super().__init__()
         for label, plugin in (plugins or {}).items():
             self.register(label, plugin)
 
@@ -144,7 +136,7 @@ class HookManager(RolloutCalls, DomainCalls):
             needed.add("rm_scores")
         if (drops or rules.min_keep is not None) and rules.fallback == "keep_best":
             needed |= {"prompts", "responses"}
-        return frozenset(ALIASES.get(name, name) for name in needed) - {"uid"}
+        return stored_names(needed)
 
     def refuse_missing(self, hook: str, step: int, missing: Iterable[str], stored: Iterable[str]) -> None:
         """Say that declared fields are not in the batch; for the host, after it looked.
@@ -159,16 +151,10 @@ class HookManager(RolloutCalls, DomainCalls):
         """
         gone, there = set(missing), ", ".join(sorted(stored))
         for entry in self._called_at(hook, step):
-            declared = {ALIASES.get(name, name) for name in entry.declared.requires.get(hook, ())}
+            declared = stored_names(entry.declared.requires.get(hook, ()))
             for name in sorted(declared & gone):
                 text = f"requires the batch field {name!r}, which is not there; the batch has {there}"
                 raise DecisionError(entry.origin(hook, step), text)
-
-    def _call(self, entry: Entry, hook: str, **arguments: object) -> object:
-        # A multicall returns results last-in first-out without the Nones: they could not be told apart by plugin.
-        others = [other.plugin for other in self._entries.values() if other is not entry]
-        results = self._pluggy.subset_hook_caller(hook, remove_plugins=others)(**arguments)
-        return results[0] if results else None
 
     def state_dict(self, step: int = 0) -> dict[str, SavedPlugin]:
         """Return every plugin as a checkpoint of ``step`` keeps it, with its state where it has any, by label.

@@ -126,6 +126,7 @@ def merge_resolved(
         scale *= exact_sum(coefficient * batch.n_valid) / exact_sum(coefficient * counts)
     merged = combine(
         rows.kept,
+        counts,
         product([(_given(d), d.factor_per_token) for d in factors if d.normalize], batch, near_one=True),
         product([(_given(d), d.factor_per_token) for d in factors if not d.normalize], batch, near_one=False),
         coefficient,

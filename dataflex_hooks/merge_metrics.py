@@ -80,14 +80,11 @@ def update_metrics(
 def neutral_metrics(batch: RolloutBatch, generated: Generated) -> dict[str, float]:
     """What :func:`update_metrics` says of an update that nobody decided anything about, without looking at tokens."""
     has_valid = batch.n_valid > 0
-    session_kept = torch.zeros(batch.n_sessions, dtype=torch.bool, device=has_valid.device)
-    session_kept[batch.session[has_valid]] = True
-    group_kept = torch.zeros(batch.n_groups, dtype=torch.bool, device=has_valid.device)
-    group_kept[batch.group[has_valid]] = True
+    session_kept = sessions_of(has_valid, batch)
     any_valid = float(bool(has_valid.any()))
     metrics = {
         "kept_frac": int(session_kept.sum()) / max(1, generated.rollouts),
-        "kept_groups_frac": int(group_kept.sum()) / max(1, generated.groups),
+        "kept_groups_frac": int(groups_of(has_valid, batch).sum()) / max(1, generated.groups),
         "kept_tokens_frac": any_valid,
         "weight_mean": any_valid,
         "weight_std": 0.0,

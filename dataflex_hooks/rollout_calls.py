@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
@@ -14,29 +14,14 @@ from dataflex_hooks.errors import DecisionError, Origin
 from dataflex_hooks.merge import MergedUpdate, merge_resolved
 from dataflex_hooks.merge_reward import Generated, MergedReward, merge_reward
 from dataflex_hooks.metric_names import label_metric
+from dataflex_hooks.plugin_calls import PluginCalls
 from dataflex_hooks.resolve import ResolvedReward, ResolvedUpdate, resolve_rewards, resolve_update
-from dataflex_hooks.trace import CallLog
-
-if TYPE_CHECKING:
-    from dataflex_hooks.config import DataFlexConfig
 
 R = TypeVar("R")
 
 
-class RolloutCalls:
-    """Laid under the hook manager, whose plugins and calls it uses."""
-
-    config: DataFlexConfig
-    calls: CallLog
-    _entries: dict[str, Entry]
-    _disabled: set[str]
-
-    def _call(self, entry: Entry, hook: str, **arguments: object) -> object:
-        raise NotImplementedError
-
-    def _called_at(self, hook: str, step: int) -> list[Entry]:
-        called = (entry for entry in self._entries.values() if entry.is_called(hook, step))
-        return [entry for entry in called if entry.label not in self._disabled]
+class RolloutCalls(PluginCalls):
+    """Laid under the hook manager."""
 
     def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> MergedReward:
         """Call ``post_reward`` and merge; the owner of rewards first, then the others with its rewards in the batch.

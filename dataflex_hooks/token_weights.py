@@ -81,12 +81,19 @@ class TokenWeights:
 
 
 def combine(
-    kept: Kept, normalised: Factors | None, raw: Factors | None, coefficient: Tensor, scale: float, batch: RolloutBatch
+    kept: Kept,
+    counts: Tensor,
+    normalised: Factors | None,
+    raw: Factors | None,
+    coefficient: Tensor,
+    scale: float,
+    batch: RolloutBatch,
 ) -> TokenWeights:
     """Compute ``scale * normalise(kept * normalised factors) * raw factors``, 0 where not kept.
 
     Args:
         kept: what is not masked.
+        counts: (bs,) float64, kept tokens of each row, from :meth:`Kept.count`.
         normalised: factors divided so that kept weights average 1; all weights are 0 if that is impossible.
         raw: factors that act as they are.
         coefficient: (bs,) float64, what the loss gives each valid token of a row.
@@ -96,7 +103,7 @@ def combine(
     divisor: float | None = 1.0
     if normalised is not None:
         weighted = exact_sum(coefficient * _kept_sums(normalised, kept, batch))
-        divisor = weighted / exact_sum(coefficient * kept.count(batch)) if weighted else None
+        divisor = weighted / exact_sum(coefficient * counts) if weighted else None
     if divisor is None:
         zeros = torch.zeros(batch.bs, dtype=torch.float64)
         return TokenWeights(torch.zeros(batch.n_tokens), zeros, 0.0, True)

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from dataflex_verl.added_rows import ADDED
-from dataflex_verl.bridge import RowValues, jagged
+from dataflex_verl.bridge import RowValues, jagged, put
 
 Pass = Callable[[KVBatchMeta, dict], KVBatchMeta]
 
@@ -54,7 +54,7 @@ def old_log_prob(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfi
     stored = tq.kv_batch_get(keys=added[:1], partition_id=batch.partition_id)
     if bare and "rollout_log_probs" in stored.keys():
         data = tq.kv_batch_get(keys=bare, partition_id=batch.partition_id, select_fields=["old_log_probs"])
-        _put(batch, bare, {"rollout_log_probs": data["old_log_probs"].to(torch.float32)})
+        put(batch, bare, {"rollout_log_probs": data["old_log_probs"].to(torch.float32)})
     return replace(result, keys=batch.keys, tags=batch.tags)
 
 
@@ -83,7 +83,7 @@ def advantage(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfig) 
     if config.algorithm.use_kl_in_reward:
         fields["token_level_rewards"] = data["rm_scores"]
     fields |= _correction(data, config, metrics)
-    stored = _put(batch, added, fields)
+    stored = put(batch, added, fields)
     return replace(batch, fields=sorted({*(result.fields or ()), *(stored.fields or ())}), extra_info=result.extra_info)
 
 
@@ -167,7 +167,3 @@ def _log_prob_metrics(batch: KVBatchMeta, config: DictConfig) -> dict[str, Any]:
 def _from_padded(like: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
     lengths = like.offsets().diff()
     return jagged(padded[torch.arange(padded.shape[1]) < lengths.unsqueeze(1)], like.offsets())
-
-
-def _put(batch: KVBatchMeta, keys: list[str], fields: dict[str, torch.Tensor]) -> KVBatchMeta:
-    return tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(keys)))

@@ -21,6 +21,7 @@ from dataflex_hooks import (
     RolloutBatch,
 )
 from dataflex_hooks.entries import GROUP_ESTIMATORS
+from dataflex_hooks.keep import sessions_of
 from dataflex_verl import added_passes, bridge, drop, group_advantages
 from dataflex_verl.deal import fill
 from dataflex_verl.drop_checks import shuffle_problem, shuffled
@@ -150,9 +151,7 @@ def _fill(batch: KVBatchMeta, keys: list[str], shape: drop.Shape, most: float) -
 def _lone_rows(view: RolloutBatch, keep: torch.Tensor) -> torch.Tensor:
     """(bs,) bool: kept rows whose group had several sessions and is left with one."""
     sessions = view.sessions_per_group()
-    kept = torch.zeros(view.n_sessions, dtype=torch.bool)
-    kept[view.session[keep]] = True
-    left = view.sessions_per_group(kept)
+    left = view.sessions_per_group(sessions_of(keep, view))
     return keep & view.expand_groups((left == 1) & (sessions > 1))
 
 

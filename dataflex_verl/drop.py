@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from dataflex_verl.added_rows import ADDED
+from dataflex_verl.bridge import jagged
 from dataflex_verl.deal import Layout, deal, occupied
 
 
@@ -112,7 +113,8 @@ def _blank(batch: KVBatchMeta, rows: Sequence[int]) -> KVBatchMeta:
     keys = [batch.keys[i] for i in rows]
     names = ("response_mask", "loss_mask", "advantages", "returns", "rm_scores")
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names))
-    zeros = {name: _zeros(data[name]) for name in names if name in data.keys()}
+    stored = [name for name in names if name in data.keys()]
+    zeros = {name: jagged(torch.zeros_like(data[name].values()), data[name].offsets()) for name in stored}
     tags = [{**batch.tags[i], "is_padding": True} for i in rows]
     tq.kv_batch_put(
         keys=keys, partition_id=batch.partition_id, fields=TensorDict(zeros, batch_size=len(keys)), tags=tags
@@ -121,11 +123,3 @@ def _blank(batch: KVBatchMeta, rows: Sequence[int]) -> KVBatchMeta:
     for i, tag in zip(rows, tags, strict=True):
         marked[i] = tag
     return replace(batch, tags=marked)
-
-
-def _zeros(values: torch.Tensor) -> torch.Tensor:
-    offsets = values.offsets()
-    lengths = offsets.diff()
-    return torch.nested.nested_tensor_from_jagged(
-        torch.zeros_like(values.values()), offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
-    )

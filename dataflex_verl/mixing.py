@@ -15,8 +15,9 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from dataflex_hooks import ConfigError, Problem, PromptBatch, RolloutBatch, StepContext
-from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums, equal_rewards, session_domains
+from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums, equal_rewards, group_domains, session_domains
 from dataflex_hooks.errors import Described
+from dataflex_hooks.keep import groups_of
 from dataflex_verl import bridge
 from dataflex_verl.dataloader import DomainDataLoader
 from dataflex_verl.domain_column import column, column_names, read_domains
@@ -121,11 +122,8 @@ class DomainMixing:
         """
         self._sums.add_advantages(view, kept)
         self.hooks.observe("post_advantage", view, self._context())
-        domain_of_group = np.zeros(view.n_groups, dtype=np.int64)
-        domain = session_domains(view, self.domains)[view.session.cpu().numpy()]
-        group = view.group.cpu().numpy()
-        domain_of_group[group] = domain
-        in_update = np.unique(group[kept.cpu().numpy()])
+        domain_of_group = group_domains(view, session_domains(view, self.domains))
+        in_update = groups_of(kept, view).cpu().numpy()
         self._trained += np.bincount(domain_of_group[in_update], minlength=len(self.domains))
 
     def evicted(self, partition_id: str, keys: list[str], tags: list[dict[str, Any]]) -> None:
