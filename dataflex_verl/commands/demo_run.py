@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dataflex_verl.commands.demo_plan import METRICS_VARIABLE
 
@@ -65,14 +65,14 @@ def train_in_child(overrides: Sequence[str], directory: Path, on_record: Callabl
     command = [sys.executable, "-m", "dataflex_verl.cli", "train", "--local", *overrides]
     result = RunResult()
     started = time.monotonic()
-    with log_path.open("wb") as log, _termination_unwinds():
+    with log_path.open("wb") as log, _termination_noted() as received:
         process = subprocess.Popen(
             command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
         try:
             reader = MetricsReader(Path(environment[METRICS_VARIABLE]))
             running = True
-            while running:
+            while running and not received:
                 running = process.poll() is None
                 for record in reader.new_records():
                     result.records.append(record)
@@ -82,6 +82,8 @@ def train_in_child(overrides: Sequence[str], directory: Path, on_record: Callabl
                     time.sleep(_POLL_SECONDS)
         finally:
             _end(process)
+    if received:
+        sys.exit(128 + received[0])
     result.total_seconds = time.monotonic() - started
     if process.returncode != 0:
         raise RunFailed(process.returncode, log_path, last_lines(log_path))
@@ -117,15 +119,12 @@ def last_lines(path: Path, count: int = 20, width: int = 200) -> list[str]:
 
 
 @contextmanager
-def _termination_unwinds() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as an interrupt does, so that it ends the training process too."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
+def _termination_noted() -> Iterator[list[int]]:
+    """Note SIGTERM and go on, so that the training process can be ended first, wherever its start stands."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
-        yield
+        yield received
     finally:
         signal.signal(signal.SIGTERM, before)
 

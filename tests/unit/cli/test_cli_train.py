@@ -48,7 +48,6 @@ def test_dataflex_mode_with_a_good_block_starts(dataflex: Dataflex, started: Any
         (["trainer.total_epoch=1"], ["trainer.total_epoch: got 1", "did you mean 'total_epochs'?"]),
         (["--config-name", "no_such_file"], ["no_such_file"]),
         (SELECT, ["dataflex: got a dataflex block, with trainer.v1.trainer_mode=sync", "dataflex_sync"]),
-        (["trainer.v1.trainer_mode=dataflex_colocate_async"], ["'dataflex_colocate_async'", "later version"]),
         (["trainer.v1.trainer_mode=dataflex_separate_async"], ["'dataflex_separate_async'", "later version"]),
         (["trainer.v1.trainer_mode=dataflex_snyc"], ["'dataflex_snyc'", "did you mean 'dataflex_sync'?"]),
         (["trainer.v1.trainer_mode=dataflex_sync", "trainer.use_v1=False", *FULL], ["trainer.use_v1: got False"]),
