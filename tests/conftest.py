@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,15 @@ from dataflex_verl.local.settings import local_environment
 for _name, _value in local_environment().items():
     os.environ.setdefault(_name, _value)
 os.environ.setdefault("RAY_TMPDIR", tempfile.mkdtemp(prefix="dfray-", dir="/tmp"))
+
+
+@pytest.fixture(scope="module")
+def contrib() -> Iterator[Path]:
+    """Wheels of all packages of ``contrib/`` as pip installed them, on the path while the module's tests run."""
+    from tests.wheels import contrib_site
+
+    with contrib_site().on_path() as site:
+        yield site
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

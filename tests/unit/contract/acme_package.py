@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
-import subprocess
-import sys
 import textwrap
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-import dataflex_hooks as dh
+from tests.wheels import Site, install
 
 NAME, VERSION = "acme_dataflex", "2.1"
 
@@ -121,19 +116,10 @@ def build_wheel(directory: Path) -> Path:
 
 @contextmanager
 def installed(folder: Path) -> Iterator[Path]:
-    """Have pip install the wheel below ``folder`` for this process, with a registry of its own; gives the place."""
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site")]
-    subprocess.run([*command, str(build_wheel(folder))], check=True, timeout=120)
-    for kind in ("scorer", "selector", "reweighter", "mixer"):
-        dh.REGISTRY.names(kind)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dh.REGISTRY, "_classes", {kind: dict(of) for kind, of in dh.REGISTRY._classes.items()})
-        patch.syspath_prepend(str(folder / "site"))
-        importlib.invalidate_caches()
-        yield folder / "site"
-    for name in [name for name in sys.modules if name.split(".")[0] == NAME]:
-        del sys.modules[name]
+    """Have pip install the wheel below ``folder``, on the path of this process for a while; gives the place."""
+    install([build_wheel(folder)], folder / "site")
+    with Site(folder / "site").on_path() as site:
+        yield site
 
 
 def _digest(text: str) -> str:

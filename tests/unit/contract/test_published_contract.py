@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from dataflex_hooks import ConfigError, HookManager
 from dataflex_verl.build import build_from_config
 from dataflex_verl.core import REGISTRY, Actuator, Registry, Scorer, Selector, register_scorer
 from dataflex_verl.core.config import validate_compat
+from tests.wheels import install
 
 sys.path.insert(0, str(Path(__file__).parent))
 from acme_package import POINTS, build_wheel  # noqa: E402
@@ -30,10 +30,8 @@ SHORT_FORMS = {
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which pip has installed the wheel."""
     folder = tmp_path_factory.mktemp("acme")
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
     target = folder / "site"
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(build_wheel(folder))]
-    subprocess.run(command, check=True, timeout=120)
+    install([build_wheel(folder)], target)
     return target
 
 
