@@ -37,6 +37,8 @@ def pre_rollout(candidates: PromptBatch, ctx: StepContext) -> RolloutDecision | 
     Example::
 
         class SkipLongPrompts:
+            requires = {"pre_rollout": ("prompt_length",)}
+
             @hookimpl
             def pre_rollout(self, candidates, ctx):
                 length = torch.from_numpy(candidates.columns["prompt_length"])
@@ -72,6 +74,7 @@ def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
 
         class HalveRewards:
             provides = {"rewards"}
+            requires = {"post_reward": ("rm_scores",)}
 
             @hookimpl
             def post_reward(self, batch, ctx):
@@ -138,6 +141,8 @@ def on_domain_stats(stats: DomainStats, ctx: StepContext) -> DomainDecision | No
     Example::
 
         class Uniform:
+            provides = {"proportions"}
+
             @hookimpl
             def on_domain_stats(self, stats, ctx):
                 k = len(stats.domains)
