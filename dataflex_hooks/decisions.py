@@ -1,7 +1,11 @@
 """What plugins return. Decisions say what should happen; the host checks, merges and applies them.
 
 Tensors in an UpdateDecision or RewardDecision are per response (bs,), per token as jagged values (T,), or per token and
-padded (bs, Lmax); ``keep`` and ``scores`` are per response only.
+padded (bs, Lmax); ``keep``, ``scores``, ``scale`` and ``shift`` are per response only.
+
+Every decision may bring ``metrics``: finite numbers by name, logged as ``dataflex/<label>/<name>``. Of several calls in
+an update the last one counts; names that end in ``_total`` are added up instead. A decision of metrics alone decides
+nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ class UpdateDecision:
         update_scale: factor on the whole policy gradient, finite, not negative.
         skip_update: True asks for no optimizer step at all in this step.
         scores: (bs,), what the decision was made from, higher is better; ``dataflex.fallback=keep_best`` ranks by it.
+        metrics: numbers to log by name.
     """
 
     mask: Tensor | None = None
@@ -42,6 +47,7 @@ class UpdateDecision:
     update_scale: float | None = None
     skip_update: bool = False
     scores: Tensor | None = None
+    metrics: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,11 @@ class RewardDecision:
 
     Attributes:
         rewards: in place of the old ones. One per response goes to the last token of the response, as verl does.
+        scale, shift: (bs,), finite: the reward of a response becomes ``reward * scale + shift``. With several plugins
+            the scales multiply and the shifts add up, whatever their order: ``reward * (s1 * s2) + (t1 + t2)``, where
+            ``reward`` is the owner's, or verl's without one. Rewards per token are each multiplied by the scale; the
+            shift goes to the last token. 1 and 0 leave a row's rewards as they are, bit for bit. A plugin that gives
+            one says so: ``provides = {"reward_scale", "reward_shift"}``.
         keep: bool or 0/1, (bs,). A row with False is dropped: it leaves the batch before the log-prob passes.
         reason: why rows are dropped; short and constant, it becomes part of a metric name.
         advantages: what a group's advantages are computed over after the drop: ``"kept"``, the rows that stay, or
@@ -81,36 +92,45 @@ class RewardDecision:
             advantages follow from rewards alone, else ``"kept"``.
         add: rows to add.
         scores: (bs,), as in UpdateDecision.
+        metrics: numbers to log by name.
     """
 
     rewards: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
     keep: Tensor | None = None
     reason: str = ""
     advantages: Literal["kept", "group"] | None = None
     add: Sequence[AddedRow] = ()
     scores: Tensor | None = None
+    metrics: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
 class RolloutDecision:
     """Which candidate prompts to generate for.
 
-    ``admit`` (n,) bool; ``priority`` (n,), higher first; ``rollouts`` (n,) int64, rollouts per prompt.
+    ``admit`` (n,) bool; ``priority`` (n,), higher first; ``rollouts`` (n,) int64, rollouts per prompt; ``metrics``
+    numbers to log by name.
     """
 
     admit: Tensor | None = None
     priority: Tensor | None = None
     rollouts: Tensor | None = None
+    metrics: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
 class DomainDecision:
-    """Target ``proportions`` (K,) of the domains, not negative, summing to 1."""
+    """Target ``proportions`` (K,) of the domains, not negative, summing to 1; ``metrics``, numbers to log by name."""
 
     proportions: Tensor | None = None
+    metrics: Mapping[str, float] | None = None
 
 
-DECISION_OF: Mapping[str, type] = MappingProxyType(
+Decision = RolloutDecision | RewardDecision | UpdateDecision | DomainDecision
+
+DECISION_OF: Mapping[str, type[Decision]] = MappingProxyType(
     {
         "pre_rollout": RolloutDecision,
         "post_reward": RewardDecision,
@@ -120,13 +140,19 @@ DECISION_OF: Mapping[str, type] = MappingProxyType(
 )
 EXCLUSIVE = frozenset({"rewards", "priority", "rollouts", "proportions"})
 """What one plugin at most may provide in a run."""
-SHARED = frozenset({"admit", "mask", "keep", "weights", "update_scale", "skip_update", "add"})
-"""What any number of plugins may provide; the default of a plugin that declares nothing."""
+ADJUSTING = frozenset({"reward_scale", "reward_shift"})
+"""What makes a plugin an adjuster of rewards: it runs after their owner and before the others, so it has to say so."""
+SHARED = frozenset({"admit", "mask", "keep", "weights", "update_scale", "skip_update", "add"}) | ADJUSTING
+"""What any number of plugins may provide."""
+UNDECLARED = SHARED - ADJUSTING
+"""What a plugin that declares nothing may provide."""
+_PART_OF_FIELD: Mapping[str, str] = MappingProxyType({"scale": "reward_scale", "shift": "reward_shift"})
 
 
 def given_parts(decision: Any) -> set[str]:
     """Names of the parts of a decision that were given: not None, and not the default of a switch."""
-    words = {"reason", "normalize", "include", "advantages", "scores"}
+    words = {"reason", "normalize", "include", "advantages", "scores", "metrics"}
     parts = {part.name: getattr(decision, part.name) for part in fields(decision) if part.name not in words}
     empty = {name for name, value in parts.items() if isinstance(value, (tuple, list)) and not value}
-    return {name for name, value in parts.items() if value is not None and value is not False} - empty
+    given = {name for name, value in parts.items() if value is not None and value is not False} - empty
+    return {_PART_OF_FIELD.get(name, name) for name in given}

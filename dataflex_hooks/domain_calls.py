@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +12,12 @@ from numpy.typing import NDArray
 
 from dataflex_hooks.batch import DomainStats, PromptBatch, RolloutBatch, stored_names
 from dataflex_hooks.context import StepContext
-from dataflex_hooks.decisions import DomainDecision, RolloutDecision
+from dataflex_hooks.decisions import RolloutDecision
 from dataflex_hooks.entries import Entry
 from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError
 from dataflex_hooks.plugin_calls import PluginCalls
 
 Shares = NDArray[np.float64]
-R = TypeVar("R")
 
 
 class DomainCalls(PluginCalls):
@@ -89,10 +89,12 @@ class DomainCalls(PluginCalls):
             if getattr(entry.plugin, "observes", None) != hook or not hasattr(entry.plugin, "observe"):
                 continue
             origin = entry.origin("observe", ctx.step)
-            self._guarded(entry, origin, lambda entry=entry: entry.plugin.observe(batch, ctx))  # type: ignore[misc]
-            changed = batch.mutated()
-            if changed:
-                raise DecisionError(origin, f"changed {', '.join(changed)} in place; batches are read-only")
+
+            def act(entry: Entry = entry) -> tuple[object, None]:
+                entry.plugin.observe(batch, ctx)
+                return None, None
+
+            self._guarded(entry, origin, batch, act, decides=False)
 
     def on_domain_stats(self, stats: DomainStats, ctx: StepContext) -> Shares | None:
         """Call ``on_domain_stats`` when it is due: past the warm-up, every ``update_step`` steps.
@@ -109,13 +111,11 @@ class DomainCalls(PluginCalls):
         for entry in self._called_at("on_domain_stats", ctx.step):
             origin = entry.origin("on_domain_stats", ctx.step)
 
-            def decide(entry: Entry = entry, origin: Origin = origin) -> Shares | None:
-                decision = self._call(entry, "on_domain_stats", stats=stats, ctx=ctx)
-                entry.check(decision, origin)
-                given = decision.proportions if isinstance(decision, DomainDecision) else None
+            def resolve(decision: Any, origin: Origin = origin) -> Shares | None:
+                given = decision.proportions
                 return None if given is None else resolve_proportions(given, stats.domains, origin)
 
-            shares = self._guarded(entry, origin, decide)
+            shares = self._decide(entry, origin, {"stats": stats, "ctx": ctx}, stats, resolve)
             decided = decided if shares is None else shares
         return decided
 
@@ -153,29 +153,32 @@ class DomainCalls(PluginCalls):
         for entry in self._called_at("pre_rollout", ctx.step):
             origin = entry.origin("pre_rollout", ctx.step)
 
-            def decide(entry: Entry = entry, origin: Origin = origin) -> RolloutDecision | None:
-                decision = self._call(entry, "pre_rollout", candidates=candidates, ctx=ctx)
-                entry.check(decision, origin)
-                return decision if isinstance(decision, RolloutDecision) else None
+            def resolve(decision: Any, origin: Origin = origin) -> _Chosen:
+                return _chosen(decision, len(candidates), origin)
 
-            decision = self._guarded(entry, origin, decide)
-            if decision is None:
-                continue
-            if decision.rollouts is not None:
-                raise DecisionError(origin, "rollouts per prompt are not applied in this version: leave rollouts None")
-            if decision.admit is not None:
-                admit = _per_candidate("admit", decision.admit, len(candidates), origin).astype(bool)
-                admitted = admit if admitted is None else admitted & admit
-            if decision.priority is not None:
-                priority = _per_candidate("priority", decision.priority, len(candidates), origin)
+            arguments = {"candidates": candidates, "ctx": ctx}
+            chosen = self._decide(entry, origin, arguments, candidates, resolve) or _Chosen()
+            if chosen.admit is not None:
+                admitted = chosen.admit if admitted is None else admitted & chosen.admit
+            if chosen.priority is not None:
+                priority = chosen.priority
         return admitted, priority
 
-    def _guarded(self, entry: Entry, origin: Origin, act: Callable[[], R]) -> R | None:
-        try:
-            return act()
-        except Exception as error:
-            entry.disable_or_raise(origin, error, self._disabled)
-            return None
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What one plugin says of candidates: ``admit`` (n,) bool, ``priority`` (n,) float64."""
+
+    admit: NDArray[Any] | None = None
+    priority: NDArray[Any] | None = None
+
+
+def _chosen(decision: RolloutDecision, n: int, origin: Origin) -> _Chosen:
+    if decision.rollouts is not None:
+        raise DecisionError(origin, "rollouts per prompt are not applied in this version: leave rollouts None")
+    admit = None if decision.admit is None else _per_candidate("admit", decision.admit, n, origin).astype(bool)
+    priority = None if decision.priority is None else _per_candidate("priority", decision.priority, n, origin)
+    return _Chosen(admit, priority)
 
 
 def _per_candidate(name: str, given: Any, n: int, origin: Origin) -> NDArray[np.float64]:

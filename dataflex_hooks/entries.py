@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import pluggy
 
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import PluginSettings
-from dataflex_hooks.decisions import DECISION_OF, EXCLUSIVE, given_parts
+from dataflex_hooks.decisions import ADJUSTING, DECISION_OF, EXCLUSIVE, Decision, given_parts
 from dataflex_hooks.discovery import describe
 from dataflex_hooks.errors import DecisionError, Described, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin
+from dataflex_hooks.metric_names import plugin_metric
 from dataflex_hooks.registration import Declaration, inspect_plugin
 
 _log = logging.getLogger("dataflex_hooks")
@@ -68,11 +71,21 @@ class Entry:
         """Whether it implements ``hook`` and is past its warm-up at ``step``."""
         return hook in self.declared.hooks and step >= self.built.settings.warmup_step
 
-    def check(self, decision: object, origin: Origin) -> None:
-        """Raise DecisionError unless ``decision`` is None, or of the hook's type with declared parts only."""
+    @property
+    def adjusts(self) -> bool:
+        """Whether it gives rewards a scale or a shift."""
+        return bool(ADJUSTING & self.declared.provides)
+
+    @property
+    def reward_turn(self) -> int:
+        """When it is called at ``post_reward``: 0 the owner of rewards, 1 adjusters, 2 those that see what applies."""
+        return 0 if "rewards" in self.declared.provides else 1 if self.adjusts else 2
+
+    def check(self, decision: object, origin: Origin) -> Decision | None:
+        """Return ``decision``; raise DecisionError unless it is None, or of the hook's type with what is declared."""
         wanted = DECISION_OF[origin.hook]
         if decision is None:
-            return
+            return None
         if not isinstance(decision, wanted):
             raise DecisionError(origin, f"must return {wanted.__name__} or None, got {describe(decision)}")
         undeclared = given_parts(decision) - self.declared.provides
@@ -80,6 +93,8 @@ class Entry:
             declared = ", ".join(sorted(self.declared.provides)) or "nothing"
             text = f"returned {', '.join(sorted(undeclared))}, but provides only {declared}: add it to `provides`"
             raise DecisionError(origin, text)
+        _check_metrics(self.label, decision.metrics, origin)
+        return decision
 
     def disable_or_raise(self, origin: Origin, error: Exception, disabled: set[str]) -> None:
         """Do what ``on_error`` says of a failed call: add the label to ``disabled``, or raise.
@@ -114,6 +129,22 @@ class Entry:
             "normalize": getattr(self.plugin, "normalize", None),
             "keywords": dict(self.built.settings.keywords),
         }
+
+
+def _check_metrics(label: str, metrics: object, origin: Origin) -> None:
+    if metrics is None:
+        return
+    if not isinstance(metrics, Mapping):
+        raise DecisionError(origin, f"metrics is {type(metrics).__name__}; accepted: a mapping of names to numbers")
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise DecisionError(origin, f"metrics has the name {name!r}; accepted: names that are text")
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise DecisionError(origin, f"metrics[{name!r}] is {value!r}; accepted: a finite number")
+        try:
+            plugin_metric(label, name)
+        except ValueError as error:
+            raise DecisionError(origin, str(error)) from None
 
 
 def admit(

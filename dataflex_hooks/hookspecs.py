@@ -30,6 +30,7 @@ def pre_rollout(candidates: PromptBatch, ctx: StepContext) -> RolloutDecision | 
         None admits every candidate, in the order drawn, with the configured number of rollouts. A refused candidate is
         passed over until its domain's stream wraps; one admitted and not chosen comes back first. ``rollouts`` is not
         applied yet.
+        ``metrics`` of any decision are logged as ``dataflex/<label>/<name>``.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.
@@ -50,7 +51,7 @@ def pre_rollout(candidates: PromptBatch, ctx: StepContext) -> RolloutDecision | 
 
 @hookspec
 def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
-    """Replace rewards, drop rows, add rows.
+    """Replace or adjust rewards, drop rows, add rows.
 
     Fires when the rewards of all rollouts of the step are known, before verl balances the batch and before any log-prob
     pass. Runs in the trainer process.
@@ -62,10 +63,13 @@ def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
 
     Returns:
         A RewardDecision. New rewards, (bs,) or per token, come in place of the old. One owner: the plugin says
-        ``provides = {"rewards"}``, two that do are refused at start. The owner runs first, the others see its rewards.
+        ``provides = {"rewards"}``, two that do are refused at start. The owner runs first, and the plugins that adjust
+        (``provides = {"reward_scale", "reward_shift"}``) see its rewards: ``scale`` and ``shift``, each (bs,), of all
+        of them make ``reward * product of scales + sum of shifts``. The others see the rewards that come out.
         A row stays in the batch if every plugin's ``keep`` says so; every plugin sees all rows, whatever another drops.
         Rows to ``add`` are taken from all plugins, in order of their labels; they are trained on with the advantages
         they bring, and no plugin sees them. None changes nothing.
+        ``metrics`` of any decision are logged as ``dataflex/<label>/<name>``.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.
@@ -73,12 +77,11 @@ def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
     Example::
 
         class HalveRewards:
-            provides = {"rewards"}
-            requires = {"post_reward": ("rm_scores",)}
+            provides = {"reward_scale"}
 
             @hookimpl
             def post_reward(self, batch, ctx):
-                return RewardDecision(rewards=batch.rewards / 2)
+                return RewardDecision(scale=torch.full((batch.bs,), 0.5))
 
     Since: 0.1.
     """
@@ -101,6 +104,7 @@ def post_advantage(batch: RolloutBatch, ctx: StepContext) -> UpdateDecision | No
         Weights multiply, and those to be normalised are divided so that the kept weights average 1 under the
         coefficients of the configured loss; ``update_scale`` multiplies; ``skip_update`` of any plugin skips the
         update. The result does not depend on the order of plugins. None changes nothing.
+        ``metrics`` of any decision are logged as ``dataflex/<label>/<name>``.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.
@@ -134,6 +138,7 @@ def on_domain_stats(stats: DomainStats, ctx: StepContext) -> DomainDecision | No
         Besides the hook a plugin may have ``start(domains)``, called once before the first prompt, which may return
         proportions to begin with; and ``observes`` (``"post_reward"`` or ``"post_advantage"``) with ``observe(batch,
         ctx)``, called there in every step, warm-up included, with all rows and those that verl's filter evicted.
+        ``metrics`` of any decision are logged as ``dataflex/<label>/<name>``.
 
     Raises:
         Anything: stops the run with the plugin's label, distribution, hook and step.

@@ -125,14 +125,15 @@ class HookManager(RolloutCalls, DomainCalls):
     def required_fields(self, hook: str, step: int) -> frozenset[str]:
         """Batch fields that ``hook`` needs at ``step``, under the names they are stored by.
 
-        What the plugins declare, and what dropping rows takes: rewards for baselines, contents for ``keep_best``.
+        What the plugins declare, and what dropping rows and adjusting rewards takes: rewards for baselines and to be
+        adjusted, contents for ``keep_best``.
         ``uid`` is in the row keys and not among them.
         """
         called = self._called_at(hook, step)
         needed = {name for entry in called for name in entry.declared.requires.get(hook, ())}
         drops = any("keep" in entry.declared.provides for entry in called)
         rules = self.config.keep_rules
-        if drops and hook == "post_reward":
+        if hook == "post_reward" and (drops or any(entry.adjusts for entry in called)):
             needed.add("rm_scores")
         if (drops or rules.min_keep is not None) and rules.fallback == "keep_best":
             needed |= {"prompts", "responses"}

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dataflex_hooks.adjust import AdjustedRewards
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.decisions import AddedRow
 from dataflex_hooks.errors import DecisionError, FieldError
@@ -46,7 +47,8 @@ class MergedReward:
     """What happens to the rows before any log-prob pass.
 
     Attributes:
-        rewards: (T,) float32 in place of the old, None to leave them; ``owner`` gave them, ``per_token`` if per token.
+        rewards: (T,) float32 in place of the old, scales and shifts applied; None to leave them. ``owner`` gave what
+            they come from (empty: verl's own), ``per_token`` if per token.
         row_keep: (bs,) bool, rows that stay in the batch; None when nobody drops any.
         advantages: over which rows a group's advantages are computed; None for the host's default.
         skip_update: the fallback asks for no optimizer step.
@@ -72,14 +74,18 @@ class MergedReward:
 
 
 def merge_reward(
-    decisions: Sequence[ResolvedReward], batch: RolloutBatch, rules: KeepRules | None = None
+    decisions: Sequence[ResolvedReward],
+    batch: RolloutBatch,
+    rules: KeepRules | None = None,
+    adjusted: AdjustedRewards | None = None,
 ) -> MergedReward:
     """Merge checked decisions of one step; labels are distinct, their order does not matter.
 
     Args:
         decisions: one a plugin.
-        batch: all real rows, with the owner's rewards in place.
+        batch: all real rows, with the rewards in place that apply: the owner's, adjusted.
         rules: the least that has to stay.
+        adjusted: what :func:`dataflex_hooks.adjust.adjust` made of the rewards.
 
     Raises:
         DecisionError: two plugins drop and want advantages over different rows.
@@ -95,8 +101,10 @@ def merge_reward(
         short = shortfall(said, kept, rules.least(batch.n_sessions, dropping=True), rules, batch)
         kept, skip = kept | short.lifted, short.skip_update
         metrics = _metrics(decisions, kept, bool(short.lifted.any()), batch)
+    adjusted = adjusted or AdjustedRewards()
+    rewards = None if owner is None else owner.rewards
     return MergedReward(
-        rewards=None if owner is None else owner.rewards,
+        rewards=rewards if adjusted.rewards is None else adjusted.rewards,
         owner="" if owner is None else owner.label,
         per_token=owner is not None and owner.per_token,
         row_keep=None if kept is None or bool(kept.all()) else kept,
@@ -104,7 +112,7 @@ def merge_reward(
         skip_update=skip,
         add=tuple((decision.label, row) for decision in decisions for row in decision.add),
         generated=Generated.of(batch),
-        metrics=metrics,
+        metrics=metrics | adjusted.metrics,
     )
 
 

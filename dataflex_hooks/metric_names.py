@@ -27,6 +27,7 @@ FIXED = frozenset(
         "kept_groups_frac",
         "kept_tokens_frac",
         "lone_rows",
+        "reward_adjustment",
         "reward_all",
         "reward_kept",
         "skip_update",
@@ -38,6 +39,27 @@ FIXED = frozenset(
 )
 """Names under ``dataflex/`` that belong to no label and no domain; a domain never takes one of them."""
 
+OF_LABEL = frozenset(
+    {
+        "abstained_total",
+        "decided_total",
+        "disabled",
+        "dropped_rows_total",
+        "ess_frac",
+        "kept_frac",
+        "kept_groups_frac",
+        "masked_rows_total",
+        "reward_scale",
+        "reward_shift",
+        "slow_total",
+        "weight_largest",
+        "weight_mean",
+        "weight_std",
+    }
+)
+"""Names under ``dataflex/<label>/`` that the host logs; a plugin's own metrics have others."""
+
+_ADDED_UP = "_total"
 _LONGEST = 100
 _CUT = 80
 _EMPTY = ".ff"
@@ -97,6 +119,21 @@ def label_metric(label: str, name: str, detail: str | None = None) -> str:
     """Return ``dataflex/<label>/<name>`` or, with the user's ``detail``, ``dataflex/<label>/<name>/<detail>``."""
     metric = f"dataflex/{encode(label)}/{name}"
     return metric if detail is None else f"{metric}/{encode(detail)}"
+
+
+def plugin_metric(label: str, name: str) -> str:
+    """Return the name for a number that a plugin logs itself: ``dataflex/<label>/<name>``.
+
+    Averaged by verl over the updates of a step, whatever it is called; added up where ``name`` ends in ``_total``.
+
+    Raises:
+        ValueError: the host logs something else by that name, see :data:`OF_LABEL`.
+    """
+    if name in OF_LABEL:
+        raise ValueError(f"metric {name!r} is logged by the host: give it another name")
+    if name.endswith(_ADDED_UP):
+        return f"dataflex/{encode(label)}/{encode(name[: -len(_ADDED_UP)])}{_ADDED_UP}"
+    return label_metric(label, encode(name))
 
 
 def label_time(label: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from dataflex_hooks.decisions import EXCLUSIVE, SHARED
+from dataflex_hooks.decisions import EXCLUSIVE, SHARED, UNDECLARED
 from dataflex_hooks.discovery import describe
 from dataflex_hooks.errors import Described, Problem, did_you_mean, one_of
 from dataflex_hooks.hookspecs import CALLED, HOOKS
@@ -33,7 +33,7 @@ def inspect_plugin(pluggy_manager: pluggy.PluginManager, plugin: object) -> tupl
         The declaration, and the problems found, with empty settings; with any problem the plugin must not be
         registered.
     """
-    empty = Declaration((), SHARED, {})
+    empty = Declaration((), UNDECLARED, {})
     if inspect.isclass(plugin):
         hint = f"register an instance: {plugin.__name__}()"
         return empty, [Problem("", describe(plugin), "an instance of a plugin class", hint)]
@@ -131,9 +131,9 @@ def _used_hooks(plugin: object, implemented: list[str]) -> tuple[list[str], list
 
 
 def _provides(plugin: object) -> tuple[frozenset[str], list[Problem]]:
-    declared = getattr(plugin, "provides", SHARED)
+    declared = getattr(plugin, "provides", UNDECLARED)
     if isinstance(declared, str) or not isinstance(declared, (set, frozenset, tuple, list)):
-        return SHARED, [
+        return UNDECLARED, [
             Problem("", Described(f"provides = {declared!r}"), f"a set out of {', '.join(sorted(_PROVIDABLE))}")
         ]
     problems = [
@@ -141,7 +141,7 @@ def _provides(plugin: object) -> tuple[frozenset[str], list[Problem]]:
         for name in declared
         if not isinstance(name, str) or name not in _PROVIDABLE
     ]
-    return SHARED if problems else frozenset(declared), problems
+    return UNDECLARED if problems else frozenset(declared), problems
 
 
 def _requires(plugin: object) -> tuple[dict[str, tuple[str, ...]], list[Problem]]:

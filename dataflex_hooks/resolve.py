@@ -46,7 +46,9 @@ class ResolvedUpdate:
 
 @dataclass(frozen=True)
 class ResolvedReward:
-    """A checked RewardDecision: ``rewards`` (T,) float32, ``keep`` (bs,) bool, ``scores`` (bs,), each None without."""
+    """A checked RewardDecision: ``rewards`` (T,) float32, ``keep`` (bs,) bool, ``scores``, ``scale`` and ``shift``
+    (bs,) float64, each None without.
+    """
 
     origin: Origin
     rewards: Tensor | None
@@ -56,6 +58,8 @@ class ResolvedReward:
     advantages: Literal["kept", "group"] | None
     add: tuple[AddedRow, ...]
     scores: Tensor | None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
 
     @property
     def label(self) -> str:
@@ -121,6 +125,8 @@ def resolve_rewards(decision: RewardDecision, batch: RolloutBatch, origin: Origi
         advantages=decision.advantages,
         add=tuple(decision.add),
         scores=_resolve_scores(decision.scores, batch, origin),
+        scale=_resolve_adjustment("scale", decision.scale, batch, origin),
+        shift=_resolve_adjustment("shift", decision.shift, batch, origin),
     )
 
 
@@ -160,6 +166,13 @@ def _resolve_scores(scores: object, batch: RolloutBatch, origin: Origin) -> Tens
     if per_token:
         raise DecisionError(origin, f"scores must be one per response ({batch.bs},)")
     return values
+
+
+def _resolve_adjustment(name: str, given: object, batch: RolloutBatch, origin: Origin) -> Tensor | None:
+    values, per_token = _resolve_values(name, given, batch, origin, least=-math.inf)
+    if per_token:
+        raise DecisionError(origin, f"{name} must be one per response ({batch.bs},): it acts on a response's reward")
+    return None if values is None else values.to(torch.float64)
 
 
 def _resolve_mask(name: str, mask: object, batch: RolloutBatch, origin: Origin) -> tuple[Tensor | None, bool]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
 
-from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.batch import DomainStats, PromptBatch, RolloutBatch
 from dataflex_hooks.errors import Origin
-from dataflex_hooks.metric_names import label_metric, label_time
+from dataflex_hooks.metric_names import label_metric, label_time, plugin_metric, reduction
 
+Seen = RolloutBatch | PromptBatch | DomainStats
 VARIABLE = "DATAFLEX_TRACE"
 PREFIX = "dataflex trace: "
 _OFF = frozenset({"", "0", "false", "no", "off"})
@@ -49,36 +50,65 @@ class CallLog:
         self._metrics: dict[str, float] = {}
         self._names: dict[str, _CallNames] = {}
 
-    def add(self, origin: Origin, batch: RolloutBatch, decision: object, seconds: float, error: object = None) -> None:
+    def add(
+        self,
+        origin: Origin,
+        seen: Seen,
+        decision: object,
+        seconds: float,
+        error: object = None,
+        decides: bool = True,
+    ) -> None:
         """Note one call.
 
         Args:
             origin: plugin, hook and step.
-            batch: what the plugin saw.
+            seen: what the plugin saw.
             decision: what it returned; None abstains.
             seconds: what the call took, the host's checks of the decision included.
             error: the exception that the call ended in.
+            decides: False for a call that only hands something over (``observe``): timed, not counted.
         """
         if origin.label not in self._names:
             self._names[origin.label] = _CallNames.of(origin.label)
         names = self._names[origin.label]
         # Both counts every time: a logger draws no line through a metric that comes and goes.
-        decided, abstained = error is None and decision is not None, error is None and decision is None
+        returned = decides and error is None
+        decided, abstained = returned and decision is not None, returned and decision is None
         for name, value in ((names.time, seconds), (names.decided, decided), (names.abstained, abstained)):
             self._metrics[name] = self._metrics.get(name, 0.0) + value
         if self._write is not None:
             did = f"failed: {type(error).__name__}" if error is not None else summary(decision)
             where = f"{PREFIX}step {origin.step} {origin.hook} {origin.label}"
-            self._write(f"{where}: {batch.bs} rows, {batch.n_tokens} tokens; {did}; {1e3 * seconds:.2f} ms")
+            self._write(f"{where}: {_extent(seen)}; {did}; {1e3 * seconds:.2f} ms")
+
+    def note(self, label: str, metrics: Mapping[str, float]) -> None:
+        """Take the numbers that a plugin logs itself; names as :func:`plugin_metric` accepts them."""
+        _combine(self._metrics, {plugin_metric(label, name): float(value) for name, value in metrics.items()})
 
     def take(self) -> dict[str, float]:
         """Return the metrics of the calls since the last time, and start anew.
 
         By label: ``timing_s/dataflex/<label>``, seconds over all hooks; ``dataflex/<label>/decided_total`` and
-        ``abstained_total``, numbers of calls.
+        ``abstained_total``, numbers of calls; and what the plugin logs itself.
         """
         metrics, self._metrics = self._metrics, {}
         return metrics
+
+    def take_into(self, metrics: dict[str, float]) -> None:
+        """Move them into ``metrics`` of the same step, where earlier calls may have left some: counts are added."""
+        _combine(metrics, self.take())
+
+
+def _combine(metrics: dict[str, float], more: Mapping[str, float]) -> None:
+    for name, value in more.items():
+        metrics[name] = metrics.get(name, 0.0) + value if reduction(name) == "sum" else value
+
+
+def _extent(seen: Seen) -> str:
+    if isinstance(seen, RolloutBatch):
+        return f"{seen.bs} rows, {seen.n_tokens} tokens"
+    return f"{len(seen)} candidates" if isinstance(seen, PromptBatch) else f"{len(seen.domains)} domains"
 
 
 def summary(decision: object) -> str:

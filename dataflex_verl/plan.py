@@ -138,8 +138,12 @@ def _merge_lines(rows: list[dict[str, Any]], coefficients: LossCoefficients, mas
 
 def _landing_lines(rows: list[dict[str, Any]], apply_to: str, lands: str) -> list[str]:
     lines = []
-    if owners := _providers(rows, "rewards"):
-        lines.append(f"{lands}: rm_scores, from {owners[0]}; advantages are computed from them")
+    owners, scales, shifts = (_providers(rows, part) for part in ("rewards", "reward_scale", "reward_shift"))
+    if owners or scales or shifts:
+        made = [f"from {owners[0]}" if owners else "verl's own"]
+        made += [f"times the scales of {' and '.join(scales)}"] if scales else []
+        made += [f"plus the shifts of {' and '.join(shifts)}"] if shifts else []
+        lines.append(f"{lands}: rm_scores, {', '.join(made)}; advantages are computed from them")
     if any("post_advantage" in row["hooks"] and _WEIGHS.intersection(row["provides"]) for row in rows):
         field = "rollout_is_weights, a factor on each token's policy-gradient term"
         if apply_to == "advantages":
@@ -210,6 +214,8 @@ def _verl_settings(config: DictConfig) -> list[str]:
 def _metric_names(rows: list[dict[str, Any]]) -> list[str]:
     decides = any("post_advantage" in row["hooks"] for row in rows)
     names = [f"dataflex/{name}" for name in _MERGED] if decides else []
+    if _providers(rows, "reward_scale") or _providers(rows, "reward_shift"):
+        names.append("dataflex/reward_adjustment")
     if any(row["effect"] == "drop" and "post_reward" in row["hooks"] for row in rows):
         names.append("dataflex/dropped_frac")
     for row in rows:
@@ -217,6 +223,8 @@ def _metric_names(rows: list[dict[str, Any]]) -> list[str]:
             names.append(label_metric(row["label"], "kept_frac"))
         if "weights" in row["provides"]:
             names.append(label_metric(row["label"], "weight_mean"))
+        adjusting = sorted({"reward_scale", "reward_shift"} & set(row["provides"]))
+        names += [label_metric(row["label"], part) for part in adjusting]
     if any(_BEFORE_ROLLOUT.intersection(row["hooks"]) for row in rows):
         names += [f"dataflex/{name}_<domain>" for name in _OF_DOMAINS]
     return names

@@ -74,6 +74,8 @@ class DataFlexTrainer:
         batch = super().step(metrics, timing_raw)
         if self.mixing is not None:
             metrics.update(self.mixing.end_of_step(self._context()))
+            self.hooks.calls.take_into(metrics)
+            metrics.update(self.hooks.disabled_metrics())
         # The same dict collects the rest of this step's metrics until the next step begins.
         self._last_metrics = metrics
         return batch
@@ -101,7 +103,8 @@ class DataFlexTrainer:
         if asked or self._state.resized:
             batch.extra_info = extra_info | (batch.extra_info or {})
             batch = self._post_advantage(batch, metrics)
-        metrics.update(self.hooks.calls.take())
+        self.hooks.calls.take_into(metrics)
+        metrics.update(self.hooks.disabled_metrics())
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataflex_hooks.metric_names import FIXED, decode, domain_metric, encode, label_metric, label_time, reduction
+from dataflex_hooks.metric_names import (
+    FIXED,
+    OF_LABEL,
+    decode,
+    domain_metric,
+    encode,
+    label_metric,
+    label_time,
+    plugin_metric,
+    reduction,
+)
 
 READABLE = {
     "math": "math",
@@ -125,3 +135,20 @@ def test_unsafe_names_would_be_reduced_otherwise():
 def test_a_kind_that_could_be_misread_is_refused(kind):
     with pytest.raises(ValueError, match="lower-case letters"):
         domain_metric(kind, "math")
+
+
+@given(LABELS, st.lists(WORDS, min_size=1, unique=True))
+@example("p", ["x_total", "x", "total", "_total", "kept_frac/x", "x_tota-l"])
+def test_metrics_of_plugins_stay_apart_and_off_the_hosts(label, names):
+    names = [name for name in names if name not in OF_LABEL]
+    metrics = [plugin_metric(label, name) for name in names]
+    assert len(set(metrics)) == len(names)
+    assert not set(metrics) & {label_metric(label, name) for name in OF_LABEL}
+    for name, metric in zip(names, metrics, strict=True):
+        assert reduction(metric) == ("sum" if name.endswith("_total") else "mean")
+
+
+@pytest.mark.parametrize("name", sorted(OF_LABEL))
+def test_a_plugin_cannot_take_a_name_of_the_hosts(name):
+    with pytest.raises(ValueError, match=f"'{name}' is logged by the host"):
+        plugin_metric("p", name)

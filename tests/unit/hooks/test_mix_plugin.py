@@ -29,10 +29,9 @@ class Manager(DomainCalls):
     def __init__(
         self, plugins, update_step=1, warmup_step=0, on_error="raise", domains=None, hooks=("on_domain_stats",)
     ):
+        super().__init__()
         shared = {} if domains is None else {"domains": domains}
         self.config = dh.DataFlexConfig(update_step=update_step, shared=shared)
-        self._disabled = set()
-        self._entries = {}
         for label, plugin in plugins.items():
             path = f"dataflex.plugins.{label}"
             settings = dh.PluginSettings(label, label, path, warmup_step=warmup_step, on_error=on_error)
