@@ -73,7 +73,13 @@ class WidePadding(RolloutBatch):
     @property
     def longest(self) -> int:
         """Lmax, the width of padded tensors."""
-        return (int(self.lengths.max()) if self.bs else 0) + self.EXTRA
+        return super().longest + self.EXTRA
+
+    def align(self, tensor: Tensor) -> tuple[Tensor, bool]:
+        """Read a tensor as any batch does; one as wide as the longest response is right too."""
+        if tensor.shape == (self.bs, super().longest):
+            return self.to_values(tensor), True
+        return super().align(tensor)
 
 
 def widen_padding(batch: RolloutBatch) -> RolloutBatch:

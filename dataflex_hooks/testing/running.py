@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor
 from dataflex_hooks.batch import DomainStats, PromptBatch, RolloutBatch
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.context import StepContext
-from dataflex_hooks.decisions import AddedRow
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums
 from dataflex_hooks.entries import Entry
 from dataflex_hooks.errors import FieldError
@@ -22,55 +21,13 @@ from dataflex_hooks.manager import HookManager
 from dataflex_hooks.merge_reward import MergedReward
 from dataflex_hooks.plugins.mechanism import LATE_FIELDS
 from dataflex_hooks.testing.batches import grpo_advantages
+from dataflex_hooks.testing.outcome import Outcome, nothing
 from dataflex_hooks.testing.rebuild import only_fields, take_rows, token_index
 
 Loss = Literal["token", "sequence"] | LossCoefficients
 ALWAYS = frozenset({"response_mask"})
 """Batch fields that a run hands to every plugin; all others have to be declared."""
 _LATE = LATE_FIELDS - {"token_level_rewards"}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What plugins decided about one step, merged as in a run. All rows and tokens are those of the batch given.
-
-    Attributes:
-        decisions: what each plugin returned, ``decisions[label][hook]``; a hook that was not called is not there, one
-            that returned None is there with None.
-        in_batch: (bs,) bool, rows that nobody dropped.
-        kept: (bs,) bool, rows in the batch of which at least one valid token has a mask of 1.
-        excluded: (bs,) bool, rows taken out of the KL and entropy terms too.
-        weights: (T,) float32, factor on each token's policy gradient; 0 where masked, dropped, or not valid.
-        row_weights: (bs,) float32, their means over each row's valid tokens; 0 without any.
-        rewards: (bs,) float32, after replacement; None where the batch has none.
-        added: label and row, in the order in which a run adds them.
-        update_scale: product of the plugins' scales; it is in ``weights`` already.
-        skip_update: no optimizer step is made.
-        admitted: (n,) bool, candidate prompts; None where no plugin says anything.
-        priority: (n,) float64, likewise.
-        proportions: (K,) float64, decided in this step; None where no plugin decided.
-        metrics: what a run would log.
-    """
-
-    decisions: Mapping[str, Mapping[str, Any]]
-    in_batch: Tensor
-    kept: Tensor
-    excluded: Tensor
-    weights: Tensor
-    row_weights: Tensor
-    rewards: Tensor | None = None
-    added: tuple[tuple[str, AddedRow], ...] = ()
-    update_scale: float = 1.0
-    skip_update: bool = False
-    admitted: NDArray[np.bool_] | None = None
-    priority: NDArray[np.float64] | None = None
-    proportions: NDArray[np.float64] | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def kept_rows(self) -> list[int]:
-        """Indices of the rows in ``kept``."""
-        return [int(row) for row in self.kept.nonzero().flatten()]
 
 
 class RecordingManager(HookManager):
@@ -158,24 +115,15 @@ class HookRunner:
         self.last_step = ctx.step
         self.hooks.recorded = {}
         admitted, priority = (None, None) if prompts is None else self._pre_rollout(prompts, ctx)
-        update = _nothing() if batch is None else self._update(batch, ctx)
-        proportions = self._domains(update.sums if stats is None else None, stats, ctx)
-        metrics = {**update.metrics, **self.hooks.calls.take()}
-        return Outcome(
+        outcome, sums = (nothing(), None) if batch is None else self._update(batch, ctx)
+        proportions = self._domains(sums if stats is None else None, stats, ctx)
+        return replace(
+            outcome,
             decisions=self.hooks.recorded,
-            in_batch=update.in_batch,
-            kept=update.kept,
-            excluded=update.excluded,
-            weights=update.weights,
-            row_weights=update.row_weights,
-            rewards=update.rewards,
-            added=update.added,
-            update_scale=update.update_scale,
-            skip_update=update.skip_update,
             admitted=admitted,
             priority=priority,
             proportions=proportions,
-            metrics=metrics,
+            metrics={**outcome.metrics, **self.hooks.calls.take()},
         )
 
     # ---------------------------------------------------------------- the hooks
@@ -188,7 +136,7 @@ class HookRunner:
         columns = {name: prompts.columns[name] for name in sorted(wanted)}
         return self.hooks.pre_rollout(PromptBatch(prompts.dataset_rows, prompts.domains, columns), ctx)
 
-    def _update(self, batch: RolloutBatch, ctx: StepContext) -> _Update:
+    def _update(self, batch: RolloutBatch, ctx: StepContext) -> tuple[Outcome, DomainSums | None]:
         if self.hooks.mixes and not self.domains:
             self._start(tuple(sorted({str(name) for name in batch.column(DOMAIN_COLUMN)})))
         sums = DomainSums(self.domains) if self.hooks.mixes else None
@@ -203,7 +151,7 @@ class HookRunner:
 
     def _post_advantage(
         self, batch: RolloutBatch, merged: MergedReward, sums: DomainSums | None, ctx: StepContext
-    ) -> _Update:
+    ) -> tuple[Outcome, DomainSums | None]:
         every = torch.ones(batch.bs, dtype=torch.bool)
         stays = every if merged.row_keep is None else merged.row_keep
         rows = stays.nonzero().flatten()
@@ -217,7 +165,8 @@ class HookRunner:
         still = every[rows] if update.in_batch is None else update.in_batch
         weights = torch.zeros(batch.n_tokens, dtype=torch.float32)
         weights[token_index(batch.offsets, rows)] = update.weights * view.expand_rows(still).float()
-        return _Update(
+        outcome = Outcome(
+            decisions={},
             in_batch=_spread(still, rows, batch.bs),
             kept=_spread(update.row_keep & still, rows, batch.bs),
             excluded=_spread(torch.zeros_like(still) if update.excluded is None else update.excluded, rows, batch.bs),
@@ -228,8 +177,8 @@ class HookRunner:
             update_scale=update.update_scale,
             skip_update=merged.skip_update or update.skip_update,
             metrics={**merged.metrics, **update.metrics},
-            sums=sums,
         )
+        return outcome, sums
 
     def _domains(self, sums: DomainSums | None, stats: DomainStats | None, ctx: StepContext) -> Any:
         if not self.hooks.mixes or (sums is None and stats is None):
@@ -248,6 +197,8 @@ class HookRunner:
         self.proportions = np.full(len(domains), 1 / len(domains)) if first is None else first
 
     def _view(self, batch: RolloutBatch, hook: str, ctx: StepContext, there: frozenset[str]) -> RolloutBatch:
+        if not self.hooks.mixes and not self.hooks.active(hook, ctx.step):
+            return batch
         wanted = self.hooks.required_fields(hook, ctx.step)
         if missing := wanted - there:
             self.hooks.refuse_missing(hook, ctx.step, missing, there)
@@ -278,28 +229,6 @@ def run_hooks(
         PluginError: a plugin failed, returned what it must not, or declares a field that is not there.
     """
     return HookRunner(plugins, **run).step(batch, prompts=prompts, stats=stats, ctx=ctx)
-
-
-@dataclass(frozen=True)
-class _Update:
-    """What became of a batch; see :class:`Outcome`."""
-
-    in_batch: Tensor
-    kept: Tensor
-    excluded: Tensor
-    weights: Tensor
-    row_weights: Tensor
-    rewards: Tensor | None = None
-    added: tuple[tuple[str, AddedRow], ...] = ()
-    update_scale: float = 1.0
-    skip_update: bool = False
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    sums: DomainSums | None = None
-
-
-def _nothing() -> _Update:
-    none, no_numbers = torch.zeros(0, dtype=torch.bool), torch.zeros(0)
-    return _Update(none, none, none, no_numbers, no_numbers)
 
 
 def _by_label(plugins: object) -> dict[str, object]:

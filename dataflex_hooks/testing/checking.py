@@ -1,0 +1,134 @@
+"""Takes a plugin through the same steps several times and says what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataflex_hooks.errors import ConfigError, PluginError
+from dataflex_hooks.testing.compare import acts, difference
+from dataflex_hooks.testing.outcome import Outcome
+from dataflex_hooks.testing.resuming import WatchedRunner, same_state, through_files
+from dataflex_hooks.testing.running import HookRunner
+from dataflex_hooks.testing.scenario import Step, Variant, padded_otherwise, renamed, shuffled
+
+_VARIANTS: tuple[tuple[str, str, Variant], ...] = (
+    ("rows", "with rows and candidates in another order", shuffled),
+    ("uids", "with other uids", renamed),
+    ("padding", "with wider padding and other numbers outside response_mask", padded_otherwise),
+)
+
+
+@dataclass
+class Check:
+    """One plugin under its contract.
+
+    Attributes:
+        make: gives a new plugin each time.
+        config, skip, rtol: as for :func:`~dataflex_hooks.testing.assert_plugin_contract`.
+        name: of the plugin's class, once :meth:`declared` has made one.
+    """
+
+    make: Callable[[], object]
+    config: Mapping[str, Any] | None
+    skip: frozenset[str]
+    rtol: float
+    name: str = "the plugin"
+
+    def declared(self) -> dict[str, tuple[str, ...]]:
+        """Register one plugin; return the fields it declares by hook."""
+        plugin = self.make()
+        self.name = type(plugin).__name__
+        runner = WatchedRunner(plugin, self.config)
+        return dict(runner.hooks._entries["plugin"].declared.requires)
+
+    def find(self, steps: Sequence[Step]) -> dict[str, str]:
+        """Return what is wrong by property."""
+        plain = [step.copy() for step in steps]
+        runner = self._runner()
+        try:
+            outcomes = _play(runner, plain)
+        except PluginError as error:
+            name = "mutation" if runner.hooks.changed else "decisions"
+            return {name: _where(plain, error.origin.step) + _told(runner, error)}
+        except ConfigError as error:
+            return {"registration": f"with the domains {', '.join(runner.domains)}, {error}"}
+        if runner.hooks.changed and "mutation" not in self.skip:
+            return {"mutation": _noted(plain, "changed", runner.hooks.changed)}
+        if "determinism" not in self.skip and (text := self._repeated(steps, runner, outcomes)):
+            return {"determinism": text}
+        found: dict[str, str] = {}
+        first = steps[: len(steps) // 2]
+        if "acts" not in self.skip and not any(acts(step, out) for step, out in zip(plain, outcomes, strict=True)):
+            found["acts"] = f"nothing was decided on any of {len(steps)} steps"
+        for name, how, variant in _VARIANTS:
+            if name not in self.skip and (text := self._varied(first, outcomes, variant)):
+                found[name] = f"{how}, {text}"
+        if "state" not in self.skip and (text := self._resumed(steps, outcomes)):
+            found["state"] = text
+        return found
+
+    def _runner(self) -> WatchedRunner:
+        return WatchedRunner(self.make(), self.config)
+
+    def _repeated(self, steps: Sequence[Step], first: WatchedRunner, outcomes: Sequence[Outcome]) -> str | None:
+        if first.hooks.drew:
+            return _noted(steps, "drew from the global generator of", first.hooks.drew)
+        text = self._varied(steps, outcomes, Step.copy)
+        return text and f"the second time, {text}"
+
+    def _varied(self, steps: Sequence[Step], outcomes: Sequence[Outcome], variant: Variant) -> str | None:
+        changed = [variant(step.copy()) for step in steps]
+        runner = self._runner()
+        try:
+            others = _play(runner, changed)
+        except PluginError as error:
+            return f"it failed {_where(changed, error.origin.step)}{error}"
+        return _first_difference(steps, outcomes[: len(steps)], changed, others, self.rtol)
+
+    def _resumed(self, steps: Sequence[Step], outcomes: Sequence[Outcome]) -> str | None:
+        half = len(steps) // 2
+        before, after = self._runner(), self._runner()
+        _play(before, [step.copy() for step in steps[:half]])
+        last = steps[half - 1].ctx.step
+        try:
+            saved = through_files(before.hooks.state_dict(last))
+            after.resume(before, saved, last)
+            again = through_files(after.hooks.state_dict(last))
+            others = _play(after, [step.copy() for step in steps[half:]])
+        except PluginError as error:
+            return f"after step {last}, {error}"
+        stateful = saved["plugin"].state is not None
+        if stateful and not same_state(saved["plugin"].state, again["plugin"].state):
+            return f"after step {last}, state_dict gives something else once load_state_dict has taken it"
+        text = _first_difference(steps[half:], outcomes[half:], steps[half:], others, self.rtol)
+        why = "" if stateful else "; it has no state_dict and load_state_dict"
+        return text and f"resumed after step {last}, {text}{why}"
+
+
+def _play(runner: HookRunner, steps: Sequence[Step]) -> list[Outcome]:
+    return [runner.step(step.batch, prompts=step.prompts, ctx=step.ctx) for step in steps]
+
+
+def _first_difference(
+    steps: Sequence[Step], outcomes: Sequence[Outcome], changed: Sequence[Step], others: Sequence[Outcome], rtol: float
+) -> str | None:
+    for step, one, variant, other in zip(steps, outcomes, changed, others, strict=True):
+        if text := difference(step, one, variant, other, rtol):
+            return f"{_where(steps, step.ctx.step)}{text}"
+    return None
+
+
+def _where(steps: Sequence[Step], number: int | None) -> str:
+    return next((f"on step {number} ({step.name}): " for step in steps if step.ctx.step == number), "")
+
+
+def _told(runner: WatchedRunner, error: PluginError) -> str:
+    changed = [", ".join(names) for _, _, names in runner.hooks.changed]
+    return f"changed {changed[0]} in place ({error})" if changed else str(error)
+
+
+def _noted(steps: Sequence[Step], what: str, notes: Sequence[tuple[str, int, tuple[str, ...]]]) -> str:
+    hook, number, names = notes[0]
+    return f"{_where(steps, number)}{hook} {what} {', '.join(names)}"

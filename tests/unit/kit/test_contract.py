@@ -1,0 +1,171 @@
+"""``assert_plugin_contract``: a plugin that breaks a property fails by its name, its neighbour that keeps it passes."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+import dataflex_hooks as df
+from dataflex_hooks.testing import PROPERTIES, ContractError, assert_plugin_contract, make_context, random_batch
+from tests.unit.kit import bad_plugins as bad
+
+EXTRA = {"post_advantage": ("extra_fields",)}
+
+BROKEN = {
+    "registration": [bad.Misspelt, bad.SavesWithoutLoading],
+    "decisions": [
+        *map(bad.weights, (bad.of_a_wrong_shape, bad.of_complex_numbers, bad.as_a_list, bad.not_finite)),
+        *map(bad.weights, (bad.below_zero, bad.of_an_undeclared_field, bad.that_raises)),
+        *map(bad.update, (bad.of_graded_masks, bad.of_another_hook)),
+        bad.OfTooManyShares,
+        bad.UndeclaredPart,
+    ],
+    "mutation": [
+        bad.update(bad.that_halves_advantages_in_place),
+        bad.update(bad.that_halves_them_through_numpy),
+        bad.update(bad.that_writes_into_a_column, EXTRA),
+        bad.ThatSortsCandidates,
+        bad.ThatWritesIntoStatistics,
+    ],
+    "acts": [bad.NeverDecides],
+    "determinism": [
+        *map(bad.weights, (bad.from_torchs_global_generator, bad.from_numpys_global_generator)),
+        *map(bad.weights, (bad.from_pythons_global_generator, bad.from_an_unseeded_generator)),
+    ],
+    "rows": [
+        bad.weights(bad.by_position),
+        bad.update(bad.of_the_first_half),
+        bad.update(bad.with_ties_by_position),
+        bad.ThatAdmitsTheFirst,
+        bad.RewardsByPosition,
+    ],
+    "uids": [bad.weights(bad.by_uid)],
+    "padding": [bad.weights(bad.that_averages_over_padding), bad.weights(bad.that_sums_over_tools)],
+    "state": [
+        *(bad.Remembers, bad.SavesHalf, bad.LoadsNothing, bad.SavesWhatCannotBeStored, bad.FailsToLoad),
+    ],
+}
+KEPT = [
+    bad.weights(bad.from_seed_and_step),
+    bad.update(bad.with_ties_by_content, {"post_advantage": ("rm_scores", "responses", "prompts")}),
+    bad.weights(bad.by_group),
+    bad.ThatAdmitsEvenRows,
+    bad.ThatAddsARowToFailedGroups,
+    bad.weights(bad.that_sums_padded_tokens_of_the_model),
+    bad.weights(bad.that_averages_over_valid_tokens),
+    bad.weights(bad.that_is_padded_itself),
+    bad.weights(bad.that_is_as_wide_as_the_longest_response),
+    bad.RemembersAndSaves,
+    bad.ByReward,
+    bad.RewardsByLength,
+]
+CASES = [(name, plugin) for name, plugins in BROKEN.items() for plugin in plugins]
+
+
+def name_of(case):
+    return getattr(case, "__name__", case)
+
+
+@pytest.mark.parametrize(("broken", "plugin"), CASES, ids=name_of)
+def test_a_broken_property_is_named(broken, plugin):
+    with pytest.raises(ContractError, match=f"^{name_of(plugin)} breaks") as caught:
+        assert_plugin_contract(plugin)
+    assert caught.value.broken == (broken,)
+    assert PROPERTIES[broken] in str(caught.value)
+
+
+@pytest.mark.parametrize("plugin", KEPT, ids=name_of)
+def test_a_plugin_that_keeps_the_contract_passes(plugin):
+    assert_plugin_contract(plugin)
+
+
+def test_every_property_has_a_plugin_that_breaks_it():
+    assert list(BROKEN) == list(PROPERTIES)
+
+
+def test_rows_added_to_the_first_group_depend_on_order_and_names():
+    with pytest.raises(ContractError, match="added rows: 1 and 1, of which 0 are the same") as caught:
+        assert_plugin_contract(bad.ThatAddsTheFirstRow)
+    assert caught.value.broken == ("rows",)
+
+
+def test_the_message_says_step_row_and_values():
+    with pytest.raises(ContractError) as caught:
+        assert_plugin_contract(bad.update(bad.of_the_first_half))
+    first, second, third = str(caught.value).splitlines()
+    assert first == "of_the_first_half breaks the contract of a plugin:"
+    assert second.startswith("  rows: with rows and candidates in another order, on step 1 (groups of 4): kept: row ")
+    assert second.endswith("True and False") or second.endswith("False and True")
+    assert third.strip() == PROPERTIES["rows"]
+    assert pickle.loads(pickle.dumps(caught.value)).broken == ("rows",)
+
+
+def test_a_plugin_object_is_copied_and_left_as_it_is():
+    plugin = bad.RemembersAndSaves()
+    assert_plugin_contract(plugin)
+    assert plugin.steps == 0
+
+
+def test_what_cannot_be_copied_asks_for_a_function():
+    plugin = bad.ByReward()
+    plugin.file = open(__file__)  # noqa: SIM115
+    with pytest.raises(df.ParameterError, match="a class, or a function that makes the plugin"):
+        assert_plugin_contract(plugin)
+    plugin.file.close()
+
+
+def test_a_property_can_be_left_out():
+    assert_plugin_contract(bad.weights(bad.by_uid), skip=("uids",))
+    with pytest.raises(df.ParameterError, match="did you mean 'uids'"):
+        assert_plugin_contract(bad.NeverDecides, skip=("uid",))
+    with pytest.raises(df.ParameterError, match="a tuple of"):
+        assert_plugin_contract(bad.NeverDecides, skip="uids")
+
+
+class Judge:
+    requires = {"pre_rollout": ("level",), "post_advantage": ("judge",)}
+
+    @df.hookimpl
+    def pre_rollout(self, candidates, ctx):
+        return df.RolloutDecision(admit=torch.from_numpy(candidates.columns["level"] > 1))
+
+    @df.hookimpl
+    def post_advantage(self, batch, ctx):
+        return df.UpdateDecision(weights=torch.from_numpy(batch.column("judge").astype(float)))
+
+
+def test_columns_of_ones_own_are_given_by_what_to_draw_from():
+    assert_plugin_contract(Judge, columns={"level": [1, 2]}, row_columns={"judge": [0.5, 2.0]})
+    with pytest.raises(df.ParameterError, match=r"without level; accepted: .*columns=\{'level': \[...\]\}"):
+        assert_plugin_contract(Judge, row_columns={"judge": [0.5]})
+    with pytest.raises(df.ParameterError, match="groups of 4, without judge"):
+        assert_plugin_contract(Judge, columns={"level": [1, 2]})
+
+
+class Guard:
+    @df.hookimpl
+    def post_advantage(self, batch, ctx):
+        high = ctx.last_metrics.get("actor/ppo_kl", 0.0) > 0.95
+        return df.UpdateDecision(update_scale=0.5) if high else None
+
+
+def test_own_batches_and_contexts_are_used():
+    batches = [random_batch(7), random_batch(8)]
+    with pytest.raises(ContractError, match="acts: nothing was decided on any of 4 steps"):
+        assert_plugin_contract(Guard, batches=batches)
+    contexts = [make_context(step, metrics={"actor/ppo_kl": 0.3 * step}) for step in range(1, 5)]
+    assert_plugin_contract(Guard, batches=batches, contexts=contexts)
+
+
+class KeepsOneOfTwo:
+    @df.hookimpl
+    def post_advantage(self, batch, ctx):
+        return df.UpdateDecision(mask=batch.session_number == 0, update_scale=0.5)
+
+
+def test_rules_of_a_run_are_applied():
+    assert_plugin_contract(KeepsOneOfTwo, config={"mask_scale": "kept"})
+    with pytest.raises(ContractError, match="registration: dataflex.mask_scale: got 'keep'"):
+        assert_plugin_contract(KeepsOneOfTwo, config={"mask_scale": "keep"})
