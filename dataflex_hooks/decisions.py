@@ -55,7 +55,8 @@ class AddedRow:
     """A response that no rollout of this step made, to be trained on beside those that were.
 
     Attributes:
-        prompt, response: text, or token ids as integers.
+        prompt: text, or token ids as integers.
+        response: likewise.
         advantage: written after verl's estimator: one number, or one for every response token.
         domain: name of its domain, None for none.
         reward: raw outcome reward; part of no statistics unless ``uid`` is given.

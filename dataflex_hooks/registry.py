@@ -98,7 +98,8 @@ class Registry:
         """Build the component behind ``name``, as a run does.
 
         Args:
-            kind, name: as for :meth:`get`.
+            kind: as for :meth:`get`.
+            name: as for :meth:`get`.
             runtime: keywords of the host (``scorer``, ``domains``, ``window``); what the class does not take is left
                 out.
             cfg: its parameters.

@@ -28,12 +28,18 @@ class Rows:
     Attributes:
         bs: number of rows.
         uid: (bs,) object array.
-        session_number, output_index: (bs,) int64, as written in the key.
-        group, session: (bs,) int64, dense ids from 0 in order of (uid) and (uid, session number).
+        session_number: (bs,) int64, as written in the key.
+        output_index: (bs,) int64, as written in the key.
+        group: (bs,) int64, dense ids from 0 in order of uid.
+        session: (bs,) int64, dense ids from 0 in order of (uid, session number).
         group_of_session: (n_sessions,) int64, never falling: a group's sessions stand together.
-        n_groups, n_sessions, n_tokens: how many; tokens include those of tools.
-        offsets, lengths: (bs + 1,) and (bs,) int64, tokens.
-        row_of_token, position: (T,) int64, the row of each token and its place in that row.
+        n_groups: how many groups.
+        n_sessions: how many sessions.
+        n_tokens: T, those of tools included.
+        offsets: (bs + 1,) int64, where each row's tokens begin.
+        lengths: (bs,) int64, in tokens.
+        row_of_token: (T,) int64, the row of each token.
+        position: (T,) int64, the place of each token in its row.
 
     Raises:
         ValueError: lengths that do not agree, or a key of another form.

@@ -17,7 +17,7 @@ from dataflex_verl.startup import prepare_with
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods"
 PAGES = sorted(page for page in DOCS.glob("*.md") if "Presets:" in page.read_text(encoding="utf-8"))
-SECTIONS = ["Formula", "Parameters", "When to use it", "Cost", "Command"]
+SECTIONS = ["What it does", "Formula", "Source", "Parameters", "When to use it", "Cost", "Command"]
 HOST = {"kwargs", "scorer", "domains", "window"}
 MIXER_HOST = {"kwargs", "scorer"}
 KINDS = ("scorer", "selector", "reweighter", "mixer")
@@ -86,7 +86,7 @@ def components(preset: str) -> list[dict]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_command_on_a_page_starts(page):
-    (command,) = re.findall(r"## Command\n```\n(.+?)```", page.read_text(encoding="utf-8"), re.S)
+    (command,) = re.findall(r"## Command\n\n```bash\n(.+?)```", page.read_text(encoding="utf-8"), re.S)
     words = shlex.split(command.replace("\\\n", " "))
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     config = compose_with_presets(CommandLine.parse(words[3:])).config
@@ -103,7 +103,7 @@ def test_the_command_on_a_page_starts(page):
 def test_the_index_lists_every_page_and_every_component():
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\((\w+\.md)\)", index)) == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
-    by_action, by_signal = index.split("## By the signal they look at")
+    by_action, by_signal = index.split("## By signal")
     for page in PAGES:
         for name in presets_of(page.read_text(encoding="utf-8")):
             assert f"`{name}`" in by_action
