@@ -22,6 +22,7 @@ DOCUMENTS = {
 }
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(\]\()([^)\s#]*)((?:#[^)\s]*)?\))")
+_PAIR = re.compile(r"<b><code>([\w, ]+),</code></b>\s*\(<code>(\w+)</code>\)")
 _ROLE = re.compile(r":(?:class|meth|func|data|attr|mod|exc):<code>~?(?:[\w.]+\.)?(\w+)</code>")
 
 
@@ -50,6 +51,14 @@ def links(text: str, document: str) -> list[tuple[str, str]]:
     """Relative links of a document: as written, and as paths in the repository."""
     found = [target for _, target, _ in _LINK.findall(_FENCE.sub("", text)) if target and ":" not in target]
     return [(target, posixpath.normpath(posixpath.join(posixpath.dirname(document), target))) for target in found]
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the packages of ``contrib/`` into the navigation."""
+    packages = [page for page in outside().values() if page.startswith("contrib/")]
+    (plugins,) = [section["Plugins"] for section in config.nav or [] if "Plugins" in section]
+    plugins += [{"Packages": packages}] if packages else []
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -83,8 +92,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Show the marks of docstrings (``:class:`...```, ``Example::``) as plain text."""
-    return _ROLE.sub(r"<code>\1</code>", html).replace("<p>Example::</p>", "<p>Example:</p>")
+    """Show the marks of docstrings (``:class:`...```, ``Example::``, ``low, high: ...``) as readers expect them."""
+    html = _ROLE.sub(r"<code>\1</code>", html).replace("<p>Example::</p>", "<p>Example:</p>")
+    return _PAIR.sub(r"<b><code>\1</code></b>, <b><code>\2</code></b>", html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -16,11 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-ENGLISH = ("README.md", "docs/quickstart.md", "docs/troubleshooting.md")
-CHINESE = ("README.zh.md", "docs/quickstart.zh.md", "docs/troubleshooting.zh.md")
+CHINESE = tuple(sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.zh.md"), *ROOT.glob("docs/**/*.zh.md"))))
+TRANSLATED = tuple(name.replace(".zh.md", ".md") for name in CHINESE)
+ENGLISH = tuple(
+    str(path.relative_to(ROOT))
+    for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))
+    if ".zh." not in path.name
+)
+"""Every document, whether or not a test knows it: a new one is covered by being there."""
 DOCUMENTS = ENGLISH + CHINESE
 # What stands for the user's own settings; of these, only this one matters to us.
-OWN = ("<your arguments>", "<你的参数>")
+OWN = ("<your arguments>", "<你的参数>", "<the same arguments>")
 OWN_ARGUMENTS = "actor_rollout_ref.rollout.n=8"
 # Overrides shown without a command: they are added to this one.
 COMMAND = f"dataflex check {OWN_ARGUMENTS} algorithm.adv_estimator=grpo trainer.v1.trainer_mode=dataflex_sync"
@@ -49,15 +55,23 @@ def blocks(document: str, *languages: str) -> list[Block]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The commands of a shell block as words. A line of overrides alone becomes a command that adds them."""
+    """The commands of a shell block as words. A line of overrides alone becomes a command that adds them.
+
+    Variables that a command is given are left out, and a line of several commands is several.
+    """
     for own in OWN:
         text = text.replace(own, OWN_ARGUMENTS)
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words and re.match(r"\+|trainer\.", words[0]):
-            words = [*shlex.split(COMMAND), *words]
-        found += [words] if words else []
+        command: list[str] = []
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word != "&&":
+                command += [] if not command and re.match(r"[A-Z_]+=", word) else [word]
+                continue
+            if command and re.match(r"[+~]|trainer\.", command[0]):
+                command = [*shlex.split(COMMAND), *command]
+            found += [command] if command else []
+            command = []
     return found
 
 

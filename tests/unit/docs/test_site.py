@@ -144,3 +144,9 @@ def test_the_hooks_page_lists_every_part_of_a_decision() -> None:
 def test_the_picture_of_the_step_names_every_hook_in_order() -> None:
     picture = (ROOT / "docs" / "assets" / "step.svg").read_text(encoding="utf-8")
     assert re.findall(r'monospace">(\w+)<', picture) == list(HOOKS)
+
+
+def test_every_package_of_contrib_is_listed() -> None:
+    text = (ROOT / "docs" / "plugins" / "contrib.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "contrib").glob("*/README.md")}
+    assert set(re.findall(r"\]\(\.\./\.\./contrib/([\w-]+)/README\.md\)", text)) == packages and packages
