@@ -17,6 +17,8 @@ from dataflex_hooks.decisions import EXCLUSIVE, SHARED
 from dataflex_hooks.hookspecs import HOOKS
 from tests.unit.docs.snippets import ROOT
 
+pytestmark = pytest.mark.xdist_group("site")  # one build serves all tests here
+
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
 RELATIONS = {"stylesheet", "icon", "preload", "preconnect", "dns-prefetch", "modulepreload", "manifest"}
 
