@@ -83,6 +83,16 @@ List installed plugins and components: kind, package and version, hooks, whether
 active under the given overrides. Installing a package makes nothing active: only what a configuration names runs.
 """
 
+NEW_HELP = """\
+Write a package of a plugin to begin with: module, tests, README and what pip needs. It installs, passes its tests and
+runs as it is. Nothing outside its directory is touched.
+
+\b
+Examples:
+  dataflex new keep-short && pip install ./keep-short && python -m pytest keep-short
+  dataflex new dataflex-novelty --kind scorer --preset
+"""
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -168,6 +178,20 @@ def plugins(
     from dataflex_verl.commands.plugins import plugins as run
 
     raise typer.Exit(run(list(ctx.args), every=every, as_json=as_json))
+
+
+@app.command(help=NEW_HELP, short_help="Write a package of a plugin to begin with.")
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the package, such as keep-short.")],
+    kind: Annotated[
+        str, typer.Option(metavar="KIND", help="plugin, scorer, selector, reweighter or mixer.")
+    ] = "plugin",
+    preset: Annotated[bool, typer.Option("--preset", help="With a preset of its name.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to; NAME if not given.")] = None,
+) -> None:
+    from dataflex_verl.commands.new import new as run
+
+    raise typer.Exit(run(name, kind=kind, with_preset=preset, out=out))
 
 
 @app.command(help="List presets, ready-made strategies for +dataflex=<name>, a line each.")

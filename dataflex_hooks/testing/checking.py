@@ -41,7 +41,11 @@ class Check:
         plugin = self.make()
         self.name = type(plugin).__name__
         runner = WatchedRunner(plugin, self.config)
-        return dict(runner.hooks._entries["plugin"].declared.requires)
+        (entry,) = (entry for entry in runner.hooks._entries.values() if entry.plugin is plugin)
+        described = entry.describe()
+        pair = [described[role] for role in ("scorer", "actuator") if described[role]]
+        self.name += f" ({' -> '.join(pair)})" if pair else ""
+        return dict(entry.declared.requires)
 
     def find(self, steps: Sequence[Step]) -> dict[str, str]:
         """Return what is wrong by property."""

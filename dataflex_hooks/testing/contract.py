@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from dataflex_hooks.batch import PromptBatch, RolloutBatch, stored_names
+from dataflex_hooks.config import read
 from dataflex_hooks.context import StepContext
 from dataflex_hooks.errors import ConfigError, Described, ParameterError, did_you_mean, one_of
 from dataflex_hooks.hookspecs import HOOKS
+from dataflex_hooks.loader import build_plugin
 from dataflex_hooks.testing.checking import Check
 from dataflex_hooks.testing.scenario import Pools, Step, make_steps
 
@@ -64,7 +67,8 @@ def assert_plugin_contract(
 
     Args:
         plugin: a class that needs no arguments, a function that makes the plugin, or a plugin, of which deep copies are
-            used: each time through begins with a new one.
+            used: each time through begins with a new one. Or settings, as they stand under a label of a configuration:
+            ``{"plugin": "select", "scorer": "mine", "actuator": "threshold_band"}``.
         batches: those of the steps; each comes twice. None makes some up: several outputs a rollout, tool tokens, ties,
             equal rewards, a group of two.
         prompts: candidates; None makes some up.
@@ -96,6 +100,8 @@ def assert_plugin_contract(
 
 def maker(plugin: object) -> Callable[[], object]:
     """Return a function that gives a new plugin each time."""
+    if isinstance(plugin, Mapping):
+        return partial(_configured, dict(plugin))
     if inspect.isclass(plugin) or inspect.isroutine(plugin):
         return plugin
     if callable(plugin) and not any(hasattr(plugin, hook) for hook in HOOKS):
@@ -106,6 +112,13 @@ def maker(plugin: object) -> Callable[[], object]:
         accepted = f"a class, or a function that makes the plugin, as this one cannot be copied ({error})"
         raise ParameterError("plugin", plugin, accepted) from error
     return lambda: copy.deepcopy(first)
+
+
+def _configured(settings: dict[str, Any]) -> object:
+    config, problems = read({"plugins": {"plugin": settings}})
+    if problems:
+        raise ConfigError(problems)
+    return build_plugin(config.plugins[0], {}).plugin
 
 
 def _check_skip(skip: Collection[str]) -> None:

@@ -1,0 +1,1 @@
+"""Packages of plugins to begin with: what ``dataflex new`` writes."""
