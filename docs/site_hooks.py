@@ -22,6 +22,9 @@ DOCUMENTS = {
 }
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(\]\()([^)\s#]*)((?:#[^)\s]*)?\))")
+_BREAK = re.compile(r"(?<=[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef])\n(?=[\u4e00-\u9fff\uff00-\uffef])")
+_OUTPUT = re.compile(r"\A(`{3,})(text|console)$", re.MULTILINE)
+_DOCSTRING = re.compile(r"<!-- (::: .*?) -->", re.DOTALL)
 _PAIR = re.compile(r"<b><code>([\w, ]+),</code></b>\s*\(<code>(\w+)</code>\)")
 _ROLE = re.compile(r":(?:class|meth|func|data|attr|mod|exc):<code>~?(?:[\w.]+\.)?(\w+)</code>")
 
@@ -76,7 +79,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between files of the site."""
+    """Turn links between files of the repository into links between files of the site.
+
+    Also joins lines of Chinese, between which a browser would show a space, has long lines of output wrapped where they
+    are no picture, and puts docstrings in where a comment names them, which GitHub does not show.
+    """
+    markdown = _DOCSTRING.sub(r"\1", markdown)
     document, here = in_repository(page.file.src_uri), posixpath.dirname(page.file.src_uri)
     moved = {target: in_site(path) for target, path in links(markdown, document)}
 
@@ -86,9 +94,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts, end = [], 0
     for fence in _FENCE.finditer(markdown):
-        parts += [_LINK.sub(rewrite, markdown[end : fence.start()]), fence[0]]
+        shown = fence[0] if "──" in fence[0] else _OUTPUT.sub(r"\1{ .\2 .wrapped }", fence[0])
+        parts += [_LINK.sub(rewrite, _BREAK.sub("", markdown[end : fence.start()])), shown]
         end = fence.end()
-    return "".join([*parts, _LINK.sub(rewrite, markdown[end:])])
+    return "".join([*parts, _LINK.sub(rewrite, _BREAK.sub("", markdown[end:]))])
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

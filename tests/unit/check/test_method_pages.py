@@ -107,5 +107,8 @@ def test_the_index_lists_every_page_and_every_component():
     for page in PAGES:
         for name in presets_of(page.read_text(encoding="utf-8")):
             assert f"`{name}`" in by_action
+            for part in components(name)[:-1]:
+                (row,) = re.findall(rf"^\|.+\| `{part['name']}` \|(.+)\|$", by_signal, re.M)
+                assert f"({page.name})" in row
     scorers = {name for kind, name, _, _ in parameters_in_code() if kind == "scorer"}
     assert all(f"`{name}`" in by_signal for name in scorers)

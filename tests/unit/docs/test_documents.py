@@ -154,6 +154,14 @@ def test_toml_declares_entry_points_of_ours(block: Block) -> None:
         assert all(re.fullmatch(r"[a-z_][\w.]*(:\w+)?", target) for target in points.values())
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_named_in_a_sentence_are_there(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for words in re.findall(r"`(python (?:-m )?[\w./]+(?: [^`]*)?)`", prose(document)):
+        if "..." not in words and "main_ppo" not in words:
+            assert problem_of(shlex.split(words)) is None, words
+
+
 def test_enough_is_shown() -> None:
     shown = [arguments for block in of("bash") for arguments in checks(block.text)]
     assert len(shown) >= 16 and any("--local" in arguments for arguments in shown)
