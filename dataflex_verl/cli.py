@@ -63,6 +63,27 @@ Examples:
   dataflex demo --strategy difffilter --strategy per --out ./demo-run
 """
 
+COMPARE_HELP = """\
+Train under several strategies and say which of them helped: the same seeds, the same number of generated rollouts.
+
+An arm is a preset, presets joined by +, a file with one Hydra override a line, or none; NAME= in front names it. Every
+arm runs once under each seed, in a folder of its own; what is finished is not run again. The task is that of the demo,
+on this CPU. Overrides behind -- change it for all arms; with data.train_files among them they are a task of your own.
+
+\b
+Examples:
+  dataflex compare --arm none --arm difffilter --seeds 3 --steps 20 --out ./cmp
+  dataflex compare --arm none --arm both=difffilter+per --arm ./mine.txt --out ./cmp
+  dataflex compare --arm none --arm per --steps 200 --out ./cmp -- <your overrides>
+
+\b
+On a cluster: print a verl command an arm and seed, run them, gather what they logged.
+  dataflex compare --arm none --arm per --steps 200 --out ./cmp --print -- <your overrides>
+  dataflex compare --collect ./cmp
+
+Writes results.json, results.md and report.html. Exit status: 0, 1 when a run failed, 2 when something is refused.
+"""
+
 CHECK_HELP = """\
 Check a configuration without starting anything: print what would run, or everything that is wrong.
 
@@ -148,6 +169,51 @@ def demo(
         steps=steps, seed=seed, strategies=tuple(strategy or ()), out=out, learning_rate=lr, cache=cache
     )
     raise typer.Exit(run(options, as_json=as_json))
+
+
+@app.command(
+    help=COMPARE_HELP,
+    short_help="Compare strategies over paired seeds at an equal budget.",
+    options_metavar="[OPTIONS] [-- OVERRIDES]...",
+)
+def compare(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="OVERRIDES", help="Hydra overrides of all arms.", show_default=False)
+    ] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(metavar="[NAME=]WHAT", help="A preset, presets with +, a file, or none; again.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The arm that others are compared with. Default: none.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many, or which: 3, or 0,1,2.")] = "3",
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of every run; 40 on the demo task.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="The runs and the results; again to resume.")
+    ] = None,
+    local: Annotated[bool, typer.Option("--local", help="A task of your own on this machine's CPU.")] = False,
+    metric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compare this metric at the last step instead of validation.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(min=0.0, help="Learning rate of the demo's actor.")] = None,
+    cache: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the demo keeps model and data.")] = None,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Run again what was made with other settings.")] = False,
+    print_commands: Annotated[
+        bool, typer.Option("--print", help="Print a verl command an arm and seed; start nothing.")
+    ] = False,
+    collect: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Evaluate the runs in a directory; start nothing.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
+) -> None:
+    from dataflex_verl.commands import compare as command
+
+    if collect is not None:
+        raise typer.Exit(command.collect(collect, baseline, metric, as_json=as_json))
+    options = command.CompareOptions(
+        tuple(arm or ()), baseline, seeds, steps, out, tuple(overrides or ()), local, lr, metric, cache, rerun
+    )
+    raise typer.Exit(command.compare(options, as_json=as_json, only_print=print_commands))
 
 
 @app.command(

@@ -47,8 +47,16 @@ class RunResult:
     total_seconds: float = 0.0
 
 
-def train_in_child(overrides: Sequence[str], directory: Path, on_record: Callable[[Record], None]) -> RunResult:
-    """Run ``dataflex train --local`` with ``overrides`` in ``directory``.
+def train_in_child(
+    overrides: Sequence[str],
+    directory: Path,
+    on_record: Callable[[Record], None],
+    *,
+    local: bool = True,
+    cwd: Path | None = None,
+    keep_open: Sequence[int] = (),
+) -> RunResult:
+    """Run ``dataflex train`` with ``overrides`` in ``directory``.
 
     Its output goes to ``verl.log`` there, verl's metrics to ``metrics.jsonl``.
 
@@ -56,18 +64,27 @@ def train_in_child(overrides: Sequence[str], directory: Path, on_record: Callabl
         overrides: Hydra overrides of the run.
         directory: working directory of the run, there already.
         on_record: called with every new line of the metrics file.
+        local: on this machine's CPU backend.
+        cwd: another working directory than ``directory``.
+        keep_open: file descriptors that the process inherits.
 
     Raises:
         RunFailed: the process ended with an error.
     """
     log_path = directory / "verl.log"
     environment = {**os.environ, **run_environment(directory)}
-    command = [sys.executable, "-m", "dataflex_verl.cli", "train", "--local", *overrides]
+    command = [sys.executable, "-m", "dataflex_verl.cli", "train", *(["--local"] if local else []), *overrides]
     result = RunResult()
     started = time.monotonic()
     with log_path.open("wb") as log, _termination_noted() as received:
         process = subprocess.Popen(
-            command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            command,
+            cwd=cwd or directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=tuple(keep_open),
         )
         try:
             reader = MetricsReader(Path(environment[METRICS_VARIABLE]))

@@ -1,0 +1,1 @@
+"""What logged runs say: reading verl's metrics files, statistics over paired runs, and report pages."""

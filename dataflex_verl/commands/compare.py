@@ -1,0 +1,252 @@
+"""``dataflex compare``: arms under the same seeds and the same budget, and what that shows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from dataflex_verl.analysis.extra import MissingLibrary, library
+from dataflex_verl.commands.compare_checks import CheckedJobs, check_jobs
+from dataflex_verl.commands.compare_design import Arm, Design, choose_arms, choose_seeds
+from dataflex_verl.commands.compare_jobs import Job, make_jobs, run_versions
+from dataflex_verl.commands.compare_progress import CompareProgress
+from dataflex_verl.commands.compare_run import (
+    FINISHED,
+    comparison_locked,
+    read_json,
+    refuse_changed,
+    refuse_foreign,
+    run_job,
+    state_of,
+)
+from dataflex_verl.commands.demo_plan import STEPS, BadOption
+from dataflex_verl.commands.hydra_config import VerlMissing
+from dataflex_verl.commands.train import REFUSED
+
+if TYPE_CHECKING:
+    from dataflex_verl.analysis.comparison import Comparison
+    from dataflex_verl.demo.build import DemoFiles
+
+FAILED = 1
+PLAN_FILE, RESULTS, TABLE, PAGE = "compare.json", "results.json", "results.md", "report.html"
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """The options of the command, as given."""
+
+    arms: tuple[str, ...] = ()
+    baseline: str | None = None
+    seeds: str = "3"
+    steps: int | None = None
+    out: Path | None = None
+    overrides: tuple[str, ...] = ()
+    local: bool = False
+    learning_rate: float | None = None
+    metric: str | None = None
+    cache: Path | None = None
+    rerun: bool = False
+
+
+def compare(options: CompareOptions, as_json: bool = False, only_print: bool = False) -> int:
+    """Run what is not finished yet, and write what came of it.
+
+    Args:
+        options: as given.
+        as_json: print the results as JSON and nothing else.
+        only_print: print a verl command an arm and seed, and start nothing.
+
+    Returns:
+        0, 1 when a run failed, 2 when an option or a configuration cannot be used.
+    """
+    try:
+        for name in () if only_print else ("scipy", "plotly"):
+            library(name)
+        design = _design(options)
+        out = _directory(options)
+        with comparison_locked(out):
+            checked = _prepare(design, out, options.cache, Console(stderr=True, quiet=as_json))
+            if only_print:
+                from dataflex_verl.commands.compare_print import print_commands
+
+                _write_plan(design, checked, out)
+                print_commands(design, checked.jobs)
+                return 0
+            refuse_foreign(checked.jobs)
+            if not options.rerun:
+                refuse_changed(checked.jobs)
+            _write_plan(design, checked, out)
+            failed = _run_all(design, checked.jobs, Console(stderr=True, quiet=as_json))
+            comparison = _evaluate(design, checked, out)
+    except (BadOption, MissingLibrary, VerlMissing) as error:
+        typer.echo(f"dataflex: {error}", err=True)
+        return REFUSED
+    write_results(comparison, out, run_versions())
+    show(comparison, out, as_json)
+    return FAILED if failed else 0
+
+
+def collect(directory: Path, baseline: str | None, metric: str | None, as_json: bool = False) -> int:
+    """Evaluate runs that were made elsewhere, from verl's own files, and write the results beside them.
+
+    Returns:
+        0, or 2 when there is nothing to evaluate.
+    """
+    from dataflex_verl.analysis.comparison import compare_outcomes
+    from dataflex_verl.commands.compare_print import collect_outcomes, find_collected
+
+    try:
+        for name in ("scipy", "plotly"):
+            library(name)
+        directory = directory.expanduser().resolve()
+        found = find_collected(directory, PLAN_FILE, baseline, metric)
+        runs = collect_outcomes(directory, found)
+        comparison = compare_outcomes(runs, found.arms, found.steps, found.rollouts, found.metric, found.alike)
+    except (BadOption, MissingLibrary) as error:
+        typer.echo(f"dataflex: {error}", err=True)
+        return REFUSED
+    write_results(comparison, directory, found.versions)
+    show(comparison, directory, as_json)
+    return 0
+
+
+def _design(options: CompareOptions) -> Design:
+    arms = choose_arms(options.arms, options.baseline, options.overrides)
+    design = Design(
+        arms,
+        choose_seeds(options.seeds),
+        options.steps or STEPS,
+        options.overrides,
+        options.local,
+        options.learning_rate,
+        options.metric,
+    )
+    if design.own_task and options.steps is None:
+        raise BadOption("--steps: got nothing; accepted: the number of training steps of every run, with data of yours")
+    if design.own_task and options.learning_rate is not None:
+        raise BadOption("--lr: accepted for the demo task; with data of yours write the override")
+    return design
+
+
+def _directory(options: CompareOptions) -> Path:
+    if options.out is None:
+        raise BadOption("--out: got nothing; accepted: a directory for the runs, new or of this comparison")
+    out = options.out.expanduser().resolve()
+    if out.exists() and not out.is_dir():
+        raise BadOption(f"--out: got {str(options.out)!r}; accepted: a directory")
+    return out
+
+
+def _prepare(design: Design, out: Path, cache: Path | None, console: Console) -> CheckedJobs:
+    """Make the demo's files and check every arm before anything starts."""
+    files: Mapping[int, DemoFiles] = {}
+    if not design.own_task:
+        from dataflex_verl.commands.demo import cache_directory
+        from dataflex_verl.demo.build import build_demo
+
+        with console.status("making model and data of each seed, kept for the next time"):
+            files = {seed: build_demo(cache or cache_directory(), seed) for seed in design.seeds}
+    with console.status("checking every arm"):
+        return check_jobs(design, make_jobs(design, out, files))
+
+
+def _run_all(design: Design, jobs: Sequence[Job], console: Console) -> list[Job]:
+    """Run what is not finished, one after another; return the runs that failed."""
+    local = design.local or not design.own_task
+    failed = []
+    with CompareProgress(console, len(jobs), design.steps) as progress:
+        for job in jobs:
+            if state_of(job) == "finished":
+                progress.skipped(job)
+                continue
+            progress.started(job)
+            cwd = Path.cwd() if design.own_task else job.folder
+            reason = run_job(job, local, cwd, progress.record)
+            progress.ended(job, reason)
+            if reason is not None:
+                failed.append(job)
+    return failed
+
+
+def _evaluate(design: Design, checked: CheckedJobs, out: Path) -> Comparison:
+    from dataflex_verl.analysis.comparison import compare_outcomes
+    from dataflex_verl.analysis.outcomes import RunOutcome, read_outcome
+
+    runs = []
+    for job in checked.jobs:
+        finished = read_json(job.folder / FINISHED)
+        if state_of(job) == "finished" and finished is not None:
+            seconds = finished.get("seconds")
+            runs.append(read_outcome(job.arm.name, job.seed, job.folder, design.steps, design.metric, seconds))
+            continue
+        failure = read_json(job.folder / "failed.json") or {}
+        reason = f"{failure.get('reason', 'ended before it was finished')}; log: {job.folder / 'verl.log'}"
+        runs.append(RunOutcome(job.arm.name, job.seed, "failed", _after_step(job.folder, reason)))
+    return compare_outcomes(
+        runs,
+        [arm.name for arm in design.arms],
+        design.steps,
+        checked.rollouts,
+        design.metric,
+        _alike(design.arms),
+    )
+
+
+def _after_step(folder: Path, reason: str) -> str:
+    from dataflex_verl.analysis.records import UnreadableRun, read_run
+
+    try:
+        return f"after step {read_run(folder).last_step}: {reason}"
+    except UnreadableRun:
+        return f"before the first step: {reason}"
+
+
+def _alike(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    return [
+        (one.name, other.name)
+        for index, one in enumerate(arms)
+        for other in arms[index + 1 :]
+        if one.overrides == other.overrides
+    ]
+
+
+def _write_plan(design: Design, checked: CheckedJobs, out: Path) -> None:
+    """What was compared, for ``--collect`` and for readers."""
+    plan: dict[str, Any] = {**asdict(design), "rollouts": checked.rollouts, "versions": run_versions()}
+    (out / PLAN_FILE).write_text(json.dumps(plan, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def write_results(comparison: Comparison, out: Path, versions: Mapping[str, str]) -> None:
+    """Write the results as JSON, as a Markdown table and as a page."""
+    from dataflex_verl.analysis.comparison import as_data
+    from dataflex_verl.analysis.comparison_text import markdown
+
+    data = {**as_data(comparison), "versions": dict(versions), "cores": os.cpu_count()}
+    (out / RESULTS).write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
+    (out / TABLE).write_text(markdown(comparison, versions), encoding="utf-8")
+
+
+def show(comparison: Comparison, out: Path, as_json: bool) -> None:
+    """Print the sentences and the table, or the JSON."""
+    from dataflex_verl.analysis.comparison_text import main_table
+    from dataflex_verl.analysis.verdicts import verdict
+
+    if as_json:
+        typer.echo((out / RESULTS).read_text(encoding="utf-8").rstrip())
+        return
+    typer.echo("\n".join(main_table(comparison)) + "\n")
+    for arm in comparison.arms:
+        typer.echo(verdict(comparison, arm))
+    for arm in comparison.arms:
+        for gap in arm.gaps:
+            typer.echo(f"{arm.name}, {gap}", err=True)
+    for note in comparison.notes:
+        typer.echo(f"{note}.")
+    typer.echo(f"\n{out / TABLE}\n{out / RESULTS}")

@@ -1,0 +1,206 @@
+"""The runs of a comparison: their overrides, their folders, and a key that says whether two runs are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dataflex_verl.commands.compare_design import Arm, Design, merged
+from dataflex_verl.commands.demo_plan import LEARNING_RATE, BadOption, DemoPlan
+from dataflex_verl.commands.hydra_config import CommandLine, compose_config
+from dataflex_verl.local.settings import override_key
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from dataflex_verl.demo.build import DemoFiles
+
+PACKAGES = ("dataflex-verl", "verl", "torch", "ray", "transformers", "TransferQueue", "numpy")
+BUDGET = (
+    "data.train_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "trainer.total_training_steps",
+    "algorithm.filter_groups.enable",
+)
+"""Settings that decide how many rollouts a run generates: equal in all arms."""
+
+VALIDATION = (
+    "data.val_files",
+    "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.val_kwargs.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample",
+    "reward.custom_reward_function.path",
+    "actor_rollout_ref.model.path",
+)
+"""Settings that decide what is measured and where a run starts: equal in all arms."""
+
+_FILES = ("data.train_files", "data.val_files", "reward.custom_reward_function.path", "actor_rollout_ref.model.path")
+_NOT_TRAINING = ("analysis", "commands", "catalogue")
+_HASHED_BYTES = 64 * 2**20
+SHORT = 12
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Attributes:
+        arm: its arm.
+        seed: of data order and sampling noise; on the demo task, of tasks and model too.
+        overrides: everything that the trainer gets, without what depends on the run's folder.
+        folder: where it writes.
+        versions: of the packages, of Python, and of this package's code.
+        inputs: contents of the files that it reads, in short.
+    """
+
+    arm: Arm
+    seed: int
+    overrides: tuple[str, ...]
+    folder: Path
+    versions: Mapping[str, str] = field(repr=False)
+    inputs: Mapping[str, str] = field(repr=False)
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that the results of the run depend on, in plain values."""
+        return {"overrides": list(self.overrides), "versions": dict(self.versions), "inputs": dict(self.inputs)}
+
+    @property
+    def key(self) -> str:
+        """A hash of :meth:`identity`."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+def make_jobs(design: Design, out: Path, files_of: Mapping[int, DemoFiles]) -> list[Job]:
+    """The runs, all arms of a seed before the next seed, so that what was finished is whole pairs.
+
+    Args:
+        design: what is compared.
+        out: directory of the comparison.
+        files_of: the demo's files by seed; nothing for a task of the user's own.
+    """
+    versions, seen = run_versions(), {}
+    jobs = []
+    for seed in design.seeds:
+        for arm in design.arms:
+            overrides = tuple(_overrides(design, arm, seed, files_of))
+            named = tuple(text for text in overrides if override_key(text) in _FILES)
+            if named not in seen:
+                seen[named] = dict(_inputs(named))
+            jobs.append(Job(arm, seed, overrides, out / arm.name / f"seed-{seed}", versions, seen[named]))
+    return jobs
+
+
+def _overrides(design: Design, arm: Arm, seed: int, files_of: Mapping[int, DemoFiles]) -> list[str]:
+    if not design.own_task:
+        rate = LEARNING_RATE if design.learning_rate is None else design.learning_rate
+        plan = DemoPlan(files_of[seed], design.steps, seed, (), rate)
+        return merged(merged(plan.overrides(), design.common), arm.overrides)
+    ours = [
+        f"data.seed={seed}",
+        f"actor_rollout_ref.rollout.seed={seed}",
+        f"trainer.total_training_steps={design.steps}",
+        f"trainer.total_epochs={design.steps}",
+        # A run that found another's checkpoint would go on from there.
+        "trainer.resume_mode=disable",
+    ]
+    return merged(merged(_defaults(design), merged(design.common, ours)), arm.overrides)
+
+
+def _defaults(design: Design) -> list[str]:
+    """What the user's overrides may change: validate at the end, save nothing, log what we read."""
+    given = {override_key(text): text.partition("=")[2] for text in design.common}
+    defaults = [f"trainer.test_freq={design.steps}", "trainer.save_freq=-1"]
+    defaults = [text for text in defaults if override_key(text) not in given]
+    if "file" not in given.get("trainer.logger", ""):
+        defaults.append("trainer.logger=[console,file]")
+    return defaults
+
+
+def run_versions() -> dict[str, str]:
+    """Versions of what a run depends on; ``code`` is a hash of this package's modules and presets."""
+    found = {"python": platform.python_version(), "code": _code()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _code() -> str:
+    """Hash of the modules that take part in a training."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for package in ("dataflex_hooks", "dataflex_verl"):
+        for path in sorted((root / package).rglob("*")):
+            parts = path.relative_to(root / package).parts
+            if path.suffix in (".py", ".yaml") and not parts[0].startswith(_NOT_TRAINING):
+                digest.update(f"{package}/{'/'.join(parts)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:SHORT]
+
+
+def _inputs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Contents of the files that overrides name: a hash of small ones, size and time of large ones."""
+    for text in overrides:
+        value = text.partition("=")[2]
+        for name in value.strip("[]").split(","):
+            path = Path(os.path.expanduser(name.strip("'\" ")))
+            parts = sorted(path.rglob("*")) if path.is_dir() else [path]
+            for part in parts:
+                if part.is_file():
+                    yield f"{override_key(text)}:{part.relative_to(path.parent)}", _content(part)
+
+
+def _content(path: Path) -> str:
+    status = path.stat()
+    if status.st_size > _HASHED_BYTES:
+        return f"{status.st_size} bytes of {status.st_mtime_ns}"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:SHORT]
+
+
+def refuse_unequal(configs: Mapping[str, DictConfig]) -> None:
+    """Refuse arms that differ in their budget, in what they start from or in what they are measured by.
+
+    Args:
+        configs: composed configurations by arm, the baseline first, all of one seed.
+
+    Raises:
+        BadOption: naming the setting and both arms.
+    """
+    from omegaconf import OmegaConf
+
+    (first, base), *others = configs.items()
+    for setting in (*BUDGET, *VALIDATION):
+        wanted = OmegaConf.select(base, setting)
+        for name, config in others:
+            if (given := OmegaConf.select(config, setting)) != wanted:
+                kind = "generate the same number of rollouts" if setting in BUDGET else "be measured alike"
+                raise BadOption(
+                    f"--arm {name}: got {setting}={given}; accepted: {wanted}, as {first} has: arms have to {kind}"
+                )
+
+
+def rollouts_of(config: DictConfig, steps: int) -> int:
+    """How many rollouts a run generates for training."""
+    return steps * int(config.data.train_batch_size) * int(config.actor_rollout_ref.rollout.n)
+
+
+def compose_job(job: Job, local: bool) -> DictConfig:
+    """The configuration of a run, composed without importing verl.
+
+    Raises:
+        CompositionError: the overrides give none.
+    """
+    from dataflex_verl.commands.train import add_local_overrides
+
+    line = CommandLine.parse(job.overrides)
+    if local:
+        line = line.with_overrides(add_local_overrides(line.overrides))
+    return compose_config(line)
