@@ -104,9 +104,7 @@ def paired_difference(differences: Sequence[float], coverage: float | None = Non
         low, high = _bca(values[None, :], 10 * RESAMPLES + 9)
         resampled = Bootstrap(float(low[0]), float(high[0]), coverage, SIMULATIONS)
     detectable = smallest_detectable(sd, n)
-    return Difference(
-        n, mean, sd, sd / float(np.sqrt(n)), float(t_low), float(t_high), float(p), detectable, resampled
-    )
+    return Difference(n, mean, sd, sd / float(np.sqrt(n)), float(t_low), float(t_high), float(p), detectable, resampled)
 
 
 def paired_t(samples: Floats) -> tuple[Floats, Floats, Floats]:
