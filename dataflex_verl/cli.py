@@ -84,6 +84,19 @@ On a cluster: print a verl command an arm and seed, run them, gather what they l
 Writes results.json, results.md and report.html. Exit status: 0, 1 when a run failed, 2 when something is refused.
 """
 
+REPORT_HELP = """\
+One page over one run or several: reward, validation, what was kept and why not, weights, domains, time, warnings.
+
+Reads verl's own JSONL file (trainer.logger=[console,file]) and the plan beside it; a run without DataFlex shows what
+verl logs. The page is one file, readable without a network and on a phone.
+
+\b
+Examples:
+  dataflex report ./run
+  dataflex report plain=./a/metrics.jsonl filtered=./b/metrics.jsonl -o both.html
+  dataflex report ./run --json
+"""
+
 CHECK_HELP = """\
 Check a configuration without starting anything: print what would run, or everything that is wrong.
 
@@ -214,6 +227,19 @@ def compare(
         tuple(arm or ()), baseline, seeds, steps, out, tuple(overrides or ()), local, lr, metric, cache, rerun
     )
     raise typer.Exit(command.compare(options, as_json=as_json, only_print=print_commands))
+
+
+@app.command(help=REPORT_HELP, short_help="One page over one run or several, from verl's own metrics files.")
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="[NAME=]RUN...", help="A run's directory or its metrics file.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page. Default: report.html here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print figures and warnings as JSON instead.")] = False,
+) -> None:
+    from dataflex_verl.commands.report import report as run
+
+    raise typer.Exit(run(runs, out, as_json=as_json))
 
 
 @app.command(

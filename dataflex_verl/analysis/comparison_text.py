@@ -41,18 +41,26 @@ def _lines(comparison: Comparison, versions: Mapping[str, str]) -> Iterator[str]
     yield "Mean difference and 95 % interval, not adjusted for the number of outcomes: to look at, not to test."
     yield f"The {REWARD}, is over the prompts that each arm trained on; a mixer changes which those are."
     yield ""
-    yield from _outcome_table(comparison)
+    yield from _table(*outcome_rows(comparison))
     yield ""
     yield "## Runs"
     yield ""
-    yield from _run_table(comparison)
+    yield from _table(*run_rows(comparison))
+    yield ""
+    yield "Tokens in updates: prompts and responses that reached the update; what a plugin drops is not among them."
     yield ""
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
 
 
 def main_table(comparison: Comparison) -> Iterator[str]:
+    """The lines of the first table."""
+    yield from _table(*main_rows(comparison))
+
+
+def main_rows(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]:
+    """Head and rows of the first table: each arm in the main outcome."""
     head = ("arm", "runs", "mean", "difference", "95 % interval", "adjusted p", "detectable")
-    yield from _table(head, [_main_row(comparison, arm) for arm in comparison.arms])
+    return head, [_main_row(comparison, arm) for arm in comparison.arms]
 
 
 def _main_row(comparison: Comparison, arm: ArmResult) -> list[str]:
@@ -88,7 +96,8 @@ def _bootstraps(comparison: Comparison) -> Iterator[str]:
             )
 
 
-def _outcome_table(comparison: Comparison) -> Iterator[str]:
+def outcome_rows(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]:
+    """Head and rows: each arm in every outcome."""
     rows = []
     for arm in comparison.arms:
         row = [arm.name]
@@ -100,10 +109,11 @@ def _outcome_table(comparison: Comparison) -> Iterator[str]:
                 text += f" ({found.mean:+.3f}" + ("" if spread == GAP else f"; {spread}") + ")"
             row.append(text)
         rows.append(row)
-    yield from _table(("arm", *comparison.outcomes), rows)
+    return ("arm", *comparison.outcomes), rows
 
 
-def _run_table(comparison: Comparison) -> Iterator[str]:
+def run_rows(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]:
+    """Head and rows: every run, with what it took."""
     head = ("arm", "seed", "state", comparison.main, "tokens in updates", "steps' time", "whole run")
     rows = []
     for run in comparison.runs:
@@ -119,9 +129,7 @@ def _run_table(comparison: Comparison) -> Iterator[str]:
                 GAP if run.seconds is None else f"{run.seconds:.1f} s",
             ]
         )
-    yield from _table(head, rows)
-    yield ""
-    yield "Tokens in updates: prompts and responses that reached the update; what a plugin drops is not among them."
+    return head, rows
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

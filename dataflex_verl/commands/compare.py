@@ -226,11 +226,13 @@ def _write_plan(design: Design, checked: CheckedJobs, out: Path) -> None:
 def write_results(comparison: Comparison, out: Path, versions: Mapping[str, str]) -> None:
     """Write the results as JSON, as a Markdown table and as a page."""
     from dataflex_verl.analysis.comparison import as_data
+    from dataflex_verl.analysis.comparison_page import comparison_page
     from dataflex_verl.analysis.comparison_text import markdown
 
     data = {**as_data(comparison), "versions": dict(versions), "cores": os.cpu_count()}
     (out / RESULTS).write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
     (out / TABLE).write_text(markdown(comparison, versions), encoding="utf-8")
+    (out / PAGE).write_text(comparison_page(comparison, versions), encoding="utf-8")
 
 
 def show(comparison: Comparison, out: Path, as_json: bool) -> None:
@@ -249,4 +251,4 @@ def show(comparison: Comparison, out: Path, as_json: bool) -> None:
             typer.echo(f"{arm.name}, {gap}", err=True)
     for note in comparison.notes:
         typer.echo(f"{note}.")
-    typer.echo(f"\n{out / TABLE}\n{out / RESULTS}")
+    typer.echo("\n" + "\n".join(str(out / name) for name in (PAGE, TABLE, RESULTS)))

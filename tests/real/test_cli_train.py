@@ -29,14 +29,14 @@ trainer.v1.trainer_mode=dataflex_sync +dataflex.mechanism=select
 """.split()
 
 
-def dataflex(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
+def dataflex(*arguments: str, directory: Path, timeout: float = 400) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dataflex_verl.cli", *arguments],
         cwd=directory,
         env={**os.environ, "VERL_FILE_LOGGER_PATH": str(directory / "metrics.jsonl")},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=timeout,
     )
 
 

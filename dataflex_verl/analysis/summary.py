@@ -1,0 +1,66 @@
+"""The figures of a run that a report begins with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from dataflex_verl.analysis.findings import findings
+from dataflex_verl.analysis.outcomes import last_steps, reward_series, validation_by_domain
+from dataflex_verl.analysis.records import Floats, RunLog
+
+
+def summarize_run(log: RunLog) -> dict[str, Any]:
+    """A run in plain values; None for what it did not log.
+
+    ``reward`` and ``validation`` are pairs, at the start and at the end: the mean over the first and the last steps (a
+    tenth of the window of a comparison: ten, or half of a short run), and over the domains at the first and the last
+    validation.
+    """
+    window = last_steps(len(log.steps))
+    reward = log.values(reward_series(log) or "")
+    validation = {
+        domain: [float(log.series[name].values[0]), float(log.series[name].values[-1])]
+        for domain, name in validation_by_domain(log).items()
+    }
+    return {
+        "name": log.name,
+        "file": str(log.path),
+        "steps": len(log.steps),
+        "last_step": log.last_step,
+        "reward": [_mean(reward[:window]), _mean(reward[-window:])] if len(reward) else None,
+        "validation": [float(column) for column in np.mean(list(validation.values()), axis=0)] if validation else None,
+        "validation_by_domain": validation,
+        "kept_frac": _mean(log.values("dataflex/kept_frac")),
+        "ess_frac": _mean(log.values("dataflex/ess_frac")),
+        "step_seconds": _median(log.values("timing_s/step")),
+        "tokens": _total(log.values("perf/total_num_tokens")),
+        "findings": [asdict(finding) for finding in findings(log)],
+        "plan": list(log.plan),
+        "versions": dict(versions_of(log)),
+    }
+
+
+def versions_of(log: RunLog) -> Mapping[str, str]:
+    """Versions that ``dataflex compare`` recorded beside the run; empty where it did not make it."""
+    try:
+        found = json.loads((log.path.parent / "run.json").read_text(encoding="utf-8"))["versions"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return {str(name): str(version) for name, version in found.items()} if isinstance(found, dict) else {}
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _median(values: Floats) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _total(values: Floats) -> float | None:
+    return float(values.sum()) if len(values) else None
