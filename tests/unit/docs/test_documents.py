@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -76,6 +77,31 @@ def is_a_test(block: Block) -> bool:
     return "\ndef test_" in f"\n{block.text}" and stands_in_a_file(block)
 
 
+def made_by(document: str) -> list[list[str]]:
+    """Arguments of every ``dataflex new`` that a document shows."""
+    shown = [words for block in blocks(document, "bash") for words in commands(block.text)]
+    return [words[1:] for words in shown if words[:2] == ["dataflex", "new"]]
+
+
+@pytest.fixture
+def install(tmp_path: Path, dataflex, distribution) -> Iterator[Callable[[str], None]]:
+    """Writes the packages that a document makes with ``dataflex new``, and has them found as if pip had been there."""
+
+    imported: list[str] = []
+
+    def make(document: str) -> None:
+        for words in made_by(document):
+            assert dataflex(*words).exit_code == 0
+            project = tomllib.loads((tmp_path / words[1] / "pyproject.toml").read_text())["project"]
+            points = project["entry-points"]
+            imported.append(project["name"].replace("-", "_"))
+            distribution(project["name"], points["dataflex_hooks"], {}, presets=points.get("dataflex_presets"))
+
+    yield make
+    for name in imported:
+        sys.modules.pop(name, None)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry) -> Path:
     """A directory with the files that commands name."""
@@ -104,15 +130,16 @@ def test_every_block_is_covered() -> None:
 @pytest.mark.parametrize("block", of("bash"), ids=str)
 def test_commands_are_those_of_tools_that_are_there(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    shown = commands(block.text)
+    shown, made = commands(block.text), {words[1] for words in made_by(block.document)}
     assert shown
     for words in shown:
-        assert problem_of(words) is None, words
+        assert problem_of(words, made) is None, words
 
 
 @pytest.mark.parametrize("block", [block for block in of("bash") if any(checks(block.text))], ids=str)
-def test_trainings_check_clean(block: Block, dataflex, home: Path) -> None:
+def test_trainings_check_clean(block: Block, dataflex, home: Path, install) -> None:
     (home / "my_plugins.py").write_text(code_of(block.document))
+    install(block.document)
     for arguments in checks(block.text):
         result = dataflex(*arguments)
         assert result.exit_code == 0, (arguments, result.output)
@@ -135,6 +162,11 @@ def test_python_runs_and_its_plugins_are_accepted(document: str, home: Path) -> 
     for cls in shown:
         if any(hasattr(cls, hook) for hook in dh.hookspecs.HOOKS):
             dh.HookManager.from_config(None, estimator="grpo", has_groups=True, extra_plugins={"shown": cls()})
+    if any(name.startswith("test_") for name in vars(module)):
+        (home / "test_shown.py").write_text(code_of(document))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shown.py"]
+        done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("block", [block for block in of("yaml") if not stands_in_a_file(block)], ids=str)
@@ -168,8 +200,8 @@ def test_enough_is_shown() -> None:
     assert len(of("console")) >= 9 and len(of("python")) >= 8 and len(of("yaml")) >= 3 and len(of("toml")) >= 1
 
 
-def problem_of(words: list[str]) -> str | None:
-    """Why a command cannot be run as it stands; None if it can."""
+def problem_of(words: list[str], made: Collection[str] = ()) -> str | None:
+    """Why a command cannot be run as it stands, with the folders ``made`` before it; None if it can."""
     tool, *rest = words
     tool = tool.removeprefix(".venv/bin/")
     if tool == "dataflex":
@@ -179,8 +211,9 @@ def problem_of(words: list[str]) -> str | None:
             return None if is_a_module(rest[1]) else f"no module {rest[1]}"
         return None if rest[0] == "-c" or Path(rest[0]).is_file() else f"no file {rest[0]}"
     if tool == "pip":
-        paths = [word for word in rest[1:] if word.startswith(".")]
-        return None if rest[0] == "install" and all(Path(path.split("[")[0]).is_dir() for path in paths) else "pip"
+        paths = [word.split("[")[0] for word in rest[1:] if word.startswith(".")]
+        there = [path for path in paths if Path(path).is_dir() or path.removeprefix("./") in made]
+        return None if rest[0] == "install" and paths and there == paths else f"pip {shlex.join(rest)}"
     return None if tool in ("export", "mkdocs", "pytest") else f"{tool}: not known here"
 
 
