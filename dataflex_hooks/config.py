@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -15,11 +15,13 @@ from omegaconf.errors import OmegaConfBaseException
 from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
 from dataflex_hooks.keep import FALLBACKS, KeepRules
 from dataflex_hooks.merge import MaskScale
+from dataflex_hooks.slow import LIMIT_S
 
 _SHORT = ("mechanism", "scorer", "actuator")
 _SHARED = ("normalize", "domain_key", "domains", "window")
+_CALLS = ("on_error", "slow_plugin_seconds")
 _RULES = ("apply", "apply_to", "mask_scale", "min_keep", "fallback", "max_fill", "resume", "on_starved")
-_TOP = (*_SHORT, "plugins", "warmup_step", "update_step", *_RULES, *_SHARED)
+_TOP = (*_SHORT, "plugins", "warmup_step", "update_step", *_CALLS, *_RULES, *_SHARED)
 LATER: Mapping[str, str] = MappingProxyType(
     {
         "curriculum": "curriculum comes with the pre_rollout hook in a later version",
@@ -39,6 +41,7 @@ class PluginSettings:
         path: where its keywords stand in the configuration, for messages.
         warmup_step: first step at which it is called.
         on_error: ``"raise"`` stops the run, ``"disable"`` logs the error and goes on without the plugin.
+        slow_plugin_seconds: a call that takes longer is warned of; None for no limit.
         keywords: what its constructor gets.
     """
 
@@ -47,6 +50,7 @@ class PluginSettings:
     path: str
     warmup_step: int = 0
     on_error: Literal["raise", "disable"] = "raise"
+    slow_plugin_seconds: float | None = LIMIT_S
     keywords: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -129,7 +133,7 @@ class _Reader:
         for key in block:
             if key not in _TOP:
                 self._refuse(f"dataflex.{key}", block[key], one_of(_TOP), did_you_mean(key, _TOP))
-        warmup_step = self._integer(block, "warmup_step", "dataflex.warmup_step", 0, least=0)
+        usual = self._calls(block, "dataflex", PluginSettings("", "", ""))
         short = [key for key in _SHORT if block.get(key) is not None]
         if short and block.get("plugins") is not None:
             given = Described(f"dataflex.plugins together with {', '.join(f'dataflex.{key}' for key in short)}")
@@ -138,9 +142,9 @@ class _Reader:
             )
             plugins: list[PluginSettings] = []
         elif short:
-            plugins = self._short_form(block, warmup_step)
+            plugins = self._short_form(block, usual)
         else:
-            plugins = self._full_form(block.get("plugins"), warmup_step)
+            plugins = self._full_form(block.get("plugins"), usual)
         config = DataFlexConfig(
             plugins=tuple(plugins),
             apply=self._flag(block, "apply", True),
@@ -158,22 +162,32 @@ class _Reader:
         )
         return config, self.problems
 
-    def _short_form(self, block: Mapping[str, Any], warmup_step: int) -> list[PluginSettings]:
+    def _calls(self, block: Mapping[str, Any], path: str, usual: PluginSettings) -> PluginSettings:
+        """Read what concerns the calls of plugins, for one plugin or as the default of all."""
+        choices = (usual.on_error, *{"raise", "disable"} - {usual.on_error})
+        return replace(
+            usual,
+            warmup_step=self._integer(block, "warmup_step", f"{path}.warmup_step", usual.warmup_step, least=0),
+            on_error=self._choice(block, "on_error", f"{path}.on_error", choices),
+            slow_plugin_seconds=self._seconds(block, f"{path}.slow_plugin_seconds", usual.slow_plugin_seconds),
+        )
+
+    def _short_form(self, block: Mapping[str, Any], usual: PluginSettings) -> list[PluginSettings]:
         mechanism = self._plugin_name("dataflex.mechanism", block.get("mechanism"))
         if mechanism is None:
             return []
         keywords = {key: block[key] for key in ("scorer", "actuator") if block.get(key) is not None}
-        return [PluginSettings(mechanism, mechanism, "dataflex", warmup_step, keywords=keywords)]
+        return [replace(usual, label=mechanism, plugin=mechanism, path="dataflex", keywords=keywords)]
 
-    def _full_form(self, plugins: Any, warmup_step: int) -> list[PluginSettings]:
+    def _full_form(self, plugins: Any, usual: PluginSettings) -> list[PluginSettings]:
         if plugins is None:
             return []
         if not isinstance(plugins, Mapping):
             self._refuse("dataflex.plugins", plugins, "a mapping of labels to plugin settings", None)
             return []
-        return [built for label, given in plugins.items() if (built := self._plugin(label, given, warmup_step))]
+        return [built for label, given in plugins.items() if (built := self._plugin(label, given, usual))]
 
-    def _plugin(self, label: Any, given: Any, warmup_step: int) -> PluginSettings | None:
+    def _plugin(self, label: Any, given: Any, usual: PluginSettings) -> PluginSettings | None:
         path = f"dataflex.plugins.{label}"
         if not re.fullmatch(r"[A-Za-z0-9_-]+", str(label)):
             self._refuse(path, label, "a label of letters, digits, _ and -", None)
@@ -183,11 +197,11 @@ class _Reader:
             self._refuse(path, given, "a mapping of settings, {} for all defaults", hint)
             return None
         name = self._plugin_name(f"{path}.plugin", given.get("plugin", label))
-        first = self._integer(given, "warmup_step", f"{path}.warmup_step", warmup_step, least=0)
-        on_error = self._choice(given, "on_error", f"{path}.on_error", ("raise", "disable"))
-        own = ("plugin", "warmup_step", "on_error")
-        keywords = {str(key): value for key, value in given.items() if key not in own}
-        return PluginSettings(str(label), name, path, first, on_error, keywords) if name is not None else None
+        own = self._calls(given, path, usual)
+        keywords = {str(key): value for key, value in given.items() if key not in ("plugin", "warmup_step", *_CALLS)}
+        if name is None:
+            return None
+        return replace(own, label=str(label), plugin=name, path=path, keywords=keywords)
 
     def _plugin_name(self, path: str, name: Any) -> str | None:
         if not isinstance(name, str) or name in LATER:
@@ -207,6 +221,15 @@ class _Reader:
         if not isinstance(domains, (list, tuple)) or not all(isinstance(name, str) for name in domains):
             self._refuse("dataflex.domains", domains, "a list of domain names", None)
         return shared
+
+    def _seconds(self, block: Mapping[str, Any], path: str, default: float | None) -> float | None:
+        given = block.get("slow_plugin_seconds", default)
+        if given is None:
+            return None
+        if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given < math.inf:
+            return float(given)
+        self._refuse(path, given, "a number of seconds > 0, or null for no limit", None)
+        return default
 
     def _min_keep(self, given: Any) -> int | float | None:
         if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 1):

@@ -69,7 +69,10 @@ class DomainCalls(PluginCalls):
         means: dict[str, float] = {}
         for entry in self._using("on_domain_stats"):
             tell = getattr(entry.plugin, "scorer_means", None)
-            means.update(tell(step) if tell is not None else {})
+            try:
+                means.update(tell(step) if tell is not None else {})
+            except Exception as error:
+                entry.disable_or_raise(entry.origin("scorer_means", step), error, self._disabled)
         return means
 
     def observed_fields(self, hook: str) -> frozenset[str]:

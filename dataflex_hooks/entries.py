@@ -124,6 +124,8 @@ class Entry:
             "effect": getattr(self.plugin, "effect", None),
             "advantages": getattr(self.plugin, "advantages", None),
             "warmup_step": self.built.settings.warmup_step,
+            "on_error": self.built.settings.on_error,
+            "slow_plugin_seconds": self.built.settings.slow_plugin_seconds,
             "provides": sorted(self.declared.provides),
             "per_token": bool(getattr(self.plugin, "per_token", False)),
             "normalize": getattr(self.plugin, "normalize", None),

@@ -53,7 +53,8 @@ def build_plugin(
     try:
         plugin = construct(target, settings.keywords, {**taken, **known}, reserved=asked)
     except ConfigError as error:
-        raise ConfigError(error.under(settings.path)) from error.__cause__
+        raised = [_from(loaded, problem) for problem in error.under(settings.path)]
+        raise ConfigError(raised) from error.__cause__
     return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version)
 
 
@@ -69,6 +70,13 @@ def shared_taken(settings: PluginSettings, shared: Mapping[str, object]) -> froz
     if loaded is None or not callable(loaded.target):
         return frozenset(shared)
     return frozenset(shared) & frozenset(Signature.of(loaded.target).known)
+
+
+def _from(loaded: discovery.Loaded, problem: Problem) -> Problem:
+    """Say whose constructor it was, where it raised something."""
+    if problem.cause is None or not loaded.distribution:
+        return problem
+    return replace(problem, hint=f"{problem.hint}; the plugin is from {loaded.distribution} {loaded.version}")
 
 
 def _no_class(target: object) -> Problem:

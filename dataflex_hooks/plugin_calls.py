@@ -16,6 +16,7 @@ from dataflex_hooks.entries import Entry
 from dataflex_hooks.errors import DecisionError, Origin
 from dataflex_hooks.markers import GROUP
 from dataflex_hooks.metric_names import label_metric
+from dataflex_hooks.slow import SlowCalls
 from dataflex_hooks.trace import CallLog, Seen
 
 R = TypeVar("R")
@@ -32,6 +33,7 @@ class PluginCalls:
     def __init__(self) -> None:
         self.config = DataFlexConfig()
         self.calls = CallLog()
+        self.slow = SlowCalls()
         self._pluggy = pluggy.PluginManager(GROUP)
         self._pluggy.add_hookspecs(hookspecs)
         self._entries: dict[str, Entry] = {}
@@ -76,11 +78,15 @@ class PluginCalls:
         """Time and log what ``act`` does, and see to its failure; it returns a decision and what that resolves to."""
         started, failed = time.perf_counter(), None
         decision, resolved = None, None
-        try:
-            decision, resolved = act()
-        except Exception as error:
-            failed = error
-        self.calls.add(origin, seen, decision, time.perf_counter() - started, failed, decides)
+        limit = entry.built.settings.slow_plugin_seconds
+        with self.slow.watch(origin, limit):
+            try:
+                decision, resolved = act()
+            except Exception as error:
+                failed = error
+        seconds = time.perf_counter() - started
+        self.calls.add(origin, seen, decision, seconds, failed, decides)
+        self.calls.count_slow(entry.label, limit is not None and seconds > limit)
         if isinstance(seen, RolloutBatch):
             _refuse_mutation(seen, origin, failed)
         if failed is not None:

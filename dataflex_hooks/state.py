@@ -56,14 +56,22 @@ def is_stateful(plugin: object) -> bool:
     return hasattr(plugin, "state_dict") and bool(getattr(plugin, "stateful", True))
 
 
-def collect(entries: Iterable[Entry], disabled: Iterable[str], step: int) -> dict[str, SavedPlugin]:
+def collect(entries: Iterable[Entry], disabled: set[str], step: int) -> dict[str, SavedPlugin]:
     """Ask every plugin for its state, by label.
+
+    A plugin that fails here under ``on_error: disable`` is added to ``disabled``, and saved as such.
 
     Raises:
         PluginError: its ``state_dict`` failed, or returned something that cannot be stored, with the path to it.
     """
-    out = set(disabled)
-    return {entry.label: _saved(entry, entry.label in out, step) for entry in entries}
+    saved: dict[str, SavedPlugin] = {}
+    for entry in entries:
+        try:
+            saved[entry.label] = _saved(entry, entry.label in disabled, step)
+        except PluginError as error:
+            entry.disable_or_raise(error.origin, error, disabled)
+            saved[entry.label] = described(entry, disabled=True)
+    return saved
 
 
 def described(entry: Entry, disabled: bool = False, state: Packed | None = None) -> SavedPlugin:

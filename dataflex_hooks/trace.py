@@ -49,6 +49,7 @@ class CallLog:
         self._write = write or (_to_stderr if on else None)
         self._metrics: dict[str, float] = {}
         self._names: dict[str, _CallNames] = {}
+        self._slow: set[str] = set()
 
     def add(
         self,
@@ -81,6 +82,13 @@ class CallLog:
             did = f"failed: {type(error).__name__}" if error is not None else summary(decision)
             where = f"{PREFIX}step {origin.step} {origin.hook} {origin.label}"
             self._write(f"{where}: {_extent(seen)}; {did}; {1e3 * seconds:.2f} ms")
+
+    def count_slow(self, label: str, slow: bool) -> None:
+        """Count a call that was over its time limit; from the first one on every call has the metric."""
+        if slow:
+            self._slow.add(label)
+        if label in self._slow:
+            _combine(self._metrics, {label_metric(label, "slow_total"): float(slow)})
 
     def note(self, label: str, metrics: Mapping[str, float]) -> None:
         """Take the numbers that a plugin logs itself; names as :func:`plugin_metric` accepts them."""

@@ -8,8 +8,18 @@ RUNNING = """\
 ## While running
 
 A plugin's exception stops the run and says which plugin of which package failed in which hook and step; the plugin's
-own traceback is chained. `on_error: disable` on a plugin logs it once and goes on without the plugin, which shows as
-the metric `dataflex/<label>/disabled`.
+own traceback is chained.
+
+`on_error: disable`, on a plugin or under `dataflex` for all, logs the failure once at ERROR, with the same words, and
+the run goes on as if the plugin were not there: rewards are verl's own or what other plugins make of them, all
+candidate prompts are admitted, domains keep the proportions last in force. The metric `dataflex/<label>/disabled` is 1
+from then on. After resuming the plugin stays out; `dataflex.resume=fresh` brings it back, with all plugins starting
+afresh. This is for what goes wrong while the run goes on: in a hook, in what it returned, in `state_dict`. A failure at
+start (the constructor, `start`, `load_state_dict`), a batch changed in place, and decisions of several plugins that
+cannot be reconciled stop the run in any case.
+
+A call that takes longer than `slow_plugin_seconds` (30 by default; per plugin or under `dataflex`; null for no limit)
+is named in a WARNING, while it is still running; see [troubleshooting](troubleshooting.md).
 """
 RUNNING_ENTRIES: tuple[tuple[str, str, str, str], ...] = (
     (

@@ -59,6 +59,7 @@ class DomainMixing:
         context: Callable[[], StepContext],
     ) -> None:
         self.hooks, self._dataset, self._context = hooks, dataset, context
+        self._draws = hooks.draws  # from the start: a plugin that fails may leave, its metrics stay
         key = hooks.config.shared.get("domain_key")
         _refuse_columns(hooks, dataset)
         rows = read_domains(dataset, str(key) if key else None, hooks.configured_domains())
@@ -69,7 +70,7 @@ class DomainMixing:
             seed=data.get("seed") or 0,
             shuffle=bool(data.get("shuffle", True)),
             proportions=first,
-            admit=self._admit if hooks.draws else None,
+            admit=self._admit if self._draws else None,
             with_priority=hooks.ranks,
             on_starved=hooks.config.on_starved,
         )
@@ -164,7 +165,7 @@ class DomainMixing:
             proposed=in_force if decided is None else decided,
             scores=self.hooks.scorer_means(ctx.step),
         )
-        if self.hooks.draws:
+        if self._draws:
             metrics.update(self._watch.admission(self.sampler.drawn, self.sampler.admitted, self.sampler.forced))
         self._watch.starved(in_force, self._trained, ctx.step)
         self._sums = DomainSums(self.domains)

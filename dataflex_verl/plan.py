@@ -111,6 +111,7 @@ def _plugin_line(row: Mapping[str, Any]) -> str:
     return (
         f"{row['label']} = {row['plugin']}{f' {pair}' if pair else ''} at {', '.join(row['hooks'])}"
         f" from step {row['warmup_step']} ({source}), provides {', '.join(row['provides'])}{per}{normalised}"
+        f"{', on_error=disable' if row['on_error'] == 'disable' else ''}"
     )
 
 

@@ -48,6 +48,8 @@ def test_the_published_short_form_works_verbatim():
         "scorer": "group_solve_rate",
         "actuator": "threshold_band",
         "warmup_step": 2,
+        "on_error": "raise",
+        "slow_plugin_seconds": 30.0,
         "provides": ["mask"],
         "per_token": False,
         "normalize": None,
