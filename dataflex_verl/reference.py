@@ -42,6 +42,8 @@ MEANINGS = {
     "actuator": f"short form: {PAIR}",
     "plugins": "full form: plugins by label, in call order; see below",
     "warmup_step": "first step at which plugins are called; a plugin's own setting wins",
+    "on_error": "what becomes of a plugin that fails; its own setting wins, see below",
+    "slow_plugin_seconds": "a call that takes longer is warned of; a plugin's own setting wins. None for no limit",
     "normalize": "`mean` or `none`, for every reweighter that has no such setting of its own",
     "domain_key": "dataset column that names a row's domain; without it `domain`, else `data_source`",
     "domains": "the domains, in this order; rows of others are left out",
@@ -129,8 +131,9 @@ def block() -> dict[str, Row]:
     meanings = {**described(KeepRules), **described(config.DataFlexConfig), **MEANINGS}
     kinds, defaults = _fields(config.DataFlexConfig, KeepRules)
     kinds |= {"scorer": "object", "actuator": "object", "plugins": "Mapping[str, object]"}
-    kinds |= {"warmup_step": "int", "domains": "Sequence[str]", "window": "int"}
-    defaults["warmup_step"] = 0
+    kinds |= {"warmup_step": "int", "domains": "Sequence[str]", "window": "int", "slow_plugin_seconds": "float"}
+    usual = config.PluginSettings("", "", "")
+    defaults |= {name: getattr(usual, name) for name in ("warmup_step", "on_error", "slow_plugin_seconds")}
     rows = {}
     for key in config._TOP:
         accepted = refused(lambda nonsense, key=key: config.parse({key: nonsense}), f"dataflex.{key}")

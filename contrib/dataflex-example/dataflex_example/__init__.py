@@ -1,5 +1,3 @@
-"""Masks long responses."""
-
 import dataflex_hooks as df
 
 

@@ -1,0 +1,1 @@
+"""Presets of this package: ``+dataflex=kl_guard``."""
