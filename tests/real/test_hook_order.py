@@ -104,6 +104,9 @@ def plugins(flaky: str) -> list[str]:
     return [f"+dataflex.plugins={block}", f"trainer.total_training_steps={STEPS}", *CHEAP]
 
 
+once = pytest.mark.xdist_group("hook_order")  # one run serves all tests of it
+
+
 @pytest.fixture(scope="module")
 def run(ray_session, demo):
     CALLS.clear()
@@ -118,11 +121,13 @@ def run(ray_session, demo):
     return done.metrics, list(CALLS), [record for record in records if "'flaky'" in record.getMessage()]
 
 
+@once
 def test_hooks_are_called_in_the_golden_order_over_two_steps(run):
     _, calls, _ = run
     assert calls == GOLDEN
 
 
+@once
 def test_the_owner_comes_first_then_adjusters_and_the_others_see_what_applies(run):
     metrics, _, _ = run
     for step in (1, 2):
@@ -132,6 +137,7 @@ def test_the_owner_comes_first_then_adjusters_and_the_others_see_what_applies(ru
         assert metrics[step - 1]["critic/score/mean"] == 21.0
 
 
+@once
 def test_a_plugin_that_fails_is_disabled_and_shows_in_every_step(run):
     metrics, _, records = run
     assert [step["dataflex/flaky/disabled"] for step in metrics] == [0.0, 1.0]
@@ -139,6 +145,7 @@ def test_a_plugin_that_fails_is_disabled_and_shows_in_every_step(run):
     assert "plugin 'flaky'" in error.getMessage() and "in post_reward at step 2 failed" in error.getMessage()
 
 
+@once
 def test_a_slow_plugin_is_named_and_counted(run):
     metrics, _, records = run
     assert [step["dataflex/flaky/slow_total"] for step in metrics] == [1.0, 0.0]
