@@ -1,6 +1,7 @@
 """The charts of a report, as plotly figures in plain values: built in milliseconds and checked by tests.
 
-A trace of more than :data:`MOST_POINTS` values shows means over equal stretches of steps.
+A trace of more than :data:`MOST_POINTS` values shows means over equal stretches of steps; :func:`stretch` says of how
+many.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from dataflex_verl.analysis.colours import colour, dash
-from dataflex_verl.analysis.domains import SHARES, domain_parts, shown_domain
+from dataflex_verl.analysis.domains import domain_parts, shown_domain
 from dataflex_verl.analysis.outcomes import reward_series, validation_by_domain
 from dataflex_verl.analysis.records import Floats, RunLog, Series
 
-MOST_POINTS = 1000
+MOST_POINTS = 400
 _PARTS = (
     "gen",
     "reward",
@@ -32,7 +33,12 @@ _PARTS = (
     "save_checkpoint",
 )
 _SHARE_NAMES = {"prop": "target", "generated": "generated", "trained": "trained"}
-_SHARE_DASH = {"prop": "dash", "generated": "solid", "trained": "dot"}
+_SHARE_LINE = {
+    "generated": {"dash": "solid", "width": 1.5},
+    "trained": {"dash": "dot", "width": 1.5},
+    "prop": {"dash": "solid", "width": 3},
+}
+_SHARE_COLOUR = {"generated": 4, "trained": 5, "prop": 6}
 Trace = dict[str, Any]
 
 
@@ -75,12 +81,17 @@ def trace(series: Series | None, name: str, index: int = 0, **given: Any) -> lis
 
 def thinned(steps: Any, values: Floats) -> tuple[Any, Floats]:
     """Means over equal numbers of values where there are more than can be seen; the last value stays as it is."""
-    size = -(-len(steps) // MOST_POINTS)
+    size = stretch(len(steps))
     if size <= 1:
         return steps, values
     starts = np.arange(0, len(steps), size)
     counts = np.diff(np.append(starts, len(steps)))
     return steps[starts + counts - 1], np.add.reduceat(values, starts) / counts
+
+
+def stretch(count: int) -> int:
+    """How many of ``count`` values are averaged to a point."""
+    return -(-count // MOST_POINTS)
 
 
 def packed(values: Floats) -> dict[str, str]:
@@ -202,10 +213,12 @@ def _domains(logs: Sequence[RunLog]) -> Iterator[Chart]:
     for part in parts:
         traces: list[Trace] = []
         for index, log in enumerate(logs):
-            for number, kind in enumerate(SHARES):
+            # The target on top: it is what the others scatter around.
+            for kind, line in _SHARE_LINE.items():
                 name = _label(logs, log, _SHARE_NAMES[kind])
-                shown = number if len(logs) == 1 else index
-                line = {"dash": _SHARE_DASH[kind]}
+                shown = _SHARE_COLOUR[kind] if len(logs) == 1 else index
+                if len(logs) > 1 and kind == "prop":
+                    line = {"dash": "dash", "width": 2}
                 traces += trace(log.series.get(f"dataflex/{kind}_{part}"), name, shown, line=line)
         note = "" if part != parts[-1] else "Of the prompts: the target in force, those generated, those in the update."
         yield Chart("Domains", f"Share of {shown_domain(part)}", traces, share, note, small=True)

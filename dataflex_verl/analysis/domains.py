@@ -6,7 +6,6 @@ import re
 
 from dataflex_verl.analysis.records import RunLog
 
-SHARES = ("prop", "generated", "trained")
 _SHARE = re.compile(r"dataflex/prop_(?P<part>.+)")
 
 

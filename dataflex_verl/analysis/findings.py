@@ -55,8 +55,8 @@ def _selection(log: RunLog) -> Iterator[Finding]:
         least = int(np.argmin(kept.values))
         yield Finding(
             "warning",
-            f"near-empty selection: less than {NEAR_EMPTY:.0%} of the rollouts were kept in {_of(low)}, at least "
-            f"{kept.values[least]:.1%} (step {kept.steps[least]}); few rollouts make noisy updates",
+            f"near-empty selection: less than {NEAR_EMPTY:.0%} of the rollouts were kept in {_of(low)}; the least was "
+            f"{kept.values[least]:.1%} (step {kept.steps[least]}). Few rollouts make noisy updates",
         )
     fallback = log.values("dataflex/fallback")
     if (fallback > 0).any():
@@ -77,7 +77,7 @@ def _weights(log: RunLog) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"weights concentrated: in {_of(low)} the weights left less than {CONCENTRATED:.0%} of the kept rollouts "
-            f"as effective sample size, at least {share[least]:.0%} (step {size.steps[least]})",
+            f"as effective sample size; the least was {share[least]:.0%} (step {size.steps[least]})",
         )
 
 
@@ -133,6 +133,7 @@ def _domains(log: RunLog) -> Iterator[Finding]:
                     f"starved domain: {name} trained nothing from step {target.steps[start]} to "
                     f"{target.steps[start + length - 1]}, though its target share was {share:.1%}",
                 )
+                continue
         last = target.values[-min(STARVED_STEPS, len(target.values)) :].mean()
         if last < SMALL_SHARE:
             yield Finding("warning", f"starved domain: {name} ends with a target share of {last:.2%}")

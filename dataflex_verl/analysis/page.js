@@ -7,8 +7,12 @@
     if (place.dataset.drawn) return;
     place.dataset.drawn = "yes";
     const figure = figures[Number(place.dataset.figure)];
-    // A finger that moves over a chart scrolls the page.
-    if (narrow) figure.layout.dragmode = false;
+    if (narrow) {
+      // A finger that moves over a chart scrolls the page; the legend's lines come on top of the chart's height.
+      figure.layout.dragmode = false;
+      const named = figure.data.filter(function (trace) { return trace.showlegend !== false; }).length;
+      figure.layout.height += 19 * Math.max(0, named - 2);
+    }
     Plotly.newPlot(place, figure.data, figure.layout, { responsive: true, displayModeBar: false });
   }
   const places = document.querySelectorAll(".plot");

@@ -13,14 +13,14 @@ from dataflex_verl.analysis.extra import library
 
 _LAYOUT = {
     "height": 320,
-    "margin": {"l": 48, "r": 12, "t": 8, "b": 36},
+    "margin": {"l": 48, "r": 12, "t": 8, "b": 40},
     "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
     "paper_bgcolor": "rgba(0,0,0,0)",
     "plot_bgcolor": "rgba(0,0,0,0)",
     "hovermode": "x unified",
-    "xaxis": {"title": {"text": "step"}, "gridcolor": "#eee", "zeroline": False},
+    "xaxis": {"title": {"text": "step", "standoff": 4}, "gridcolor": "#eee", "zeroline": False},
     "yaxis": {"gridcolor": "#e4e4e4", "zeroline": False},
-    "legend": {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
+    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from dataflex_verl.analysis.charts import charts
+from dataflex_verl.analysis.charts import charts, stretch
 from dataflex_verl.analysis.colours import colour
 from dataflex_verl.analysis.page import page, table
 from dataflex_verl.analysis.records import RunLog
@@ -27,7 +27,7 @@ def report_page(logs: Sequence[RunLog], summaries: Sequence[dict[str, Any]] | No
     """
     summaries = summaries or [summarize_run(log) for log in logs]
     title = logs[0].name if len(logs) == 1 else f"{len(logs)} runs: {', '.join(log.name for log in logs)}"
-    head = "".join([figures_table(summaries), *_findings(summaries)])
+    head = "".join([figures_table(summaries), *_findings(summaries), *_thinning(logs)])
     return page(title, head, charts(logs), "".join(_plans(summaries)))
 
 
@@ -62,6 +62,12 @@ def _findings(summaries: Sequence[dict[str, Any]]) -> Iterator[str]:
         word = "Warning: " if finding["level"] == "warning" else ""
         level = escape(finding["level"])
         yield f'<p class="finding {level}" id="finding-{index}">{name}{word}{escape(finding["text"])}</p>\n'
+
+
+def _thinning(logs: Sequence[RunLog]) -> Iterator[str]:
+    longest = max(len(log.steps) for log in logs)
+    if (size := stretch(longest)) > 1:
+        yield f"<p class=note>A point of a curve is the mean over {size} steps where a run has many.</p>\n"
 
 
 def _plans(summaries: Sequence[dict[str, Any]]) -> Iterator[str]:
