@@ -154,3 +154,11 @@ def test_every_package_of_contrib_is_listed() -> None:
     text = (ROOT / "docs" / "plugins" / "contrib.md").read_text(encoding="utf-8")
     packages = {path.parent.name for path in (ROOT / "contrib").glob("*/README.md")}
     assert set(re.findall(r"\]\(\.\./\.\./contrib/([\w-]+)/README\.md\)", text)) == packages and packages
+
+
+def test_tables_come_out_as_tables(pages: dict[Path, Parsed], site: Path) -> None:
+    """A row that a blank line cuts off, or a bar escaped inside code, shows its Markdown to the reader."""
+    for path in pages:
+        text = re.sub(r"<pre.*?</pre>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert not re.findall(r"<p>\|[^<]*\|", text), path
+        assert r"\|" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL), path
