@@ -29,6 +29,7 @@ from tests.unit.docs.snippets import (
     CHINESE,
     DOCUMENTS,
     ENGLISH,
+    PACKAGES,
     ROOT,
     TRANSLATED,
     Block,
@@ -39,7 +40,7 @@ from tests.unit.docs.snippets import (
 )
 
 # The Chinese documents show the same code, and the same output: a test below.
-ALL = [block for document in ENGLISH for block in blocks(document)]
+ALL = [block for document in ENGLISH + PACKAGES for block in blocks(document)]
 FILES = {
     "python": ("dataflex_hooks/**/*.py", "contrib/**/*.py", "tests/**/*.py"),
     "yaml": ("dataflex_verl/presets/**/*.yaml", "contrib/**/*.yaml"),
@@ -73,6 +74,14 @@ def code_of(document: str) -> str:
     return "\n\n".join(block.text for block in blocks(document, "python") if not is_a_test(block))
 
 
+def write_code(document: str, folder: Path) -> None:
+    """The Python of a document as the files that its commands import: named in a first line, or ``my_plugins.py``."""
+    (folder / "my_plugins.py").write_text(code_of(document))
+    for block in blocks(document, "python"):
+        if named := re.match(r"# (\w+\.py)\n", block.text):
+            (folder / named[1]).write_text(block.text)
+
+
 def is_a_test(block: Block) -> bool:
     return "\ndef test_" in f"\n{block.text}" and stands_in_a_file(block)
 
@@ -84,34 +93,46 @@ def made_by(document: str) -> list[list[str]]:
 
 
 @pytest.fixture
-def install(tmp_path: Path, dataflex, distribution) -> Iterator[Callable[[str], None]]:
-    """Writes the packages that a document makes with ``dataflex new``, and has them found as if pip had been there."""
+def install(tmp_path: Path, dataflex, distribution, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Has the packages that a document is about found as if pip had installed them.
+
+    They are those that it makes with ``dataflex new``; for a page of ``contrib/``, all that are there.
+    """
 
     imported: list[str] = []
 
     def make(document: str) -> None:
         for words in made_by(document):
             assert dataflex(*words).exit_code == 0
-            project = tomllib.loads((tmp_path / words[1] / "pyproject.toml").read_text())["project"]
-            points = project["entry-points"]
-            imported.append(project["name"].replace("-", "_"))
-            distribution(project["name"], points["dataflex_hooks"], {}, presets=points.get("dataflex_presets"))
+            found(tmp_path / words[1])
+        for readme in PACKAGES if document in PACKAGES else ():
+            found((ROOT / readme).parent)
+
+    def found(folder: Path) -> None:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        points = project["entry-points"]
+        imported.append(project["name"].replace("-", "_"))
+        distribution(project["name"], points["dataflex_hooks"], {}, presets=points.get("dataflex_presets"))
+        monkeypatch.syspath_prepend(str(folder))
 
     yield make
-    for name in imported:
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.split(".")[0] in imported]:
+        del sys.modules[name]
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry) -> Iterator[Path]:
     """A directory with the files that commands name."""
     for name in ("train.parquet", "val.parquet", "reward.py", "model/config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "my_plugins", raising=False)
-    return tmp_path
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def test_every_block_is_covered() -> None:
@@ -138,7 +159,7 @@ def test_commands_are_those_of_tools_that_are_there(block: Block, monkeypatch: p
 
 @pytest.mark.parametrize("block", [block for block in of("bash") if any(checks(block.text))], ids=str)
 def test_trainings_check_clean(block: Block, dataflex, home: Path, install) -> None:
-    (home / "my_plugins.py").write_text(code_of(block.document))
+    write_code(block.document, home)
     install(block.document)
     for arguments in checks(block.text):
         result = dataflex(*arguments)
@@ -287,9 +308,7 @@ def links(document: str) -> Iterator[tuple[str, str]]:
             yield target, anchor
 
 
-@pytest.mark.parametrize(
-    "document", [*DOCUMENTS, *(str(p.relative_to(ROOT)) for p in ROOT.glob("contrib/*/README.md"))]
-)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere_on_github_too(document: str) -> None:
     """The site's own links are checked where it is built."""
     for target, anchor in links(document):
@@ -314,5 +333,5 @@ def test_the_plugin_of_the_readme_has_twenty_lines_at_most_and_masks_what_it_say
 def test_metrics_that_the_documents_name_are_documented() -> None:
     documented = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for document in DOCUMENTS:
-        for name in re.findall(r"`(?:dataflex/|(?=timing_s/dataflex))([a-z_/<>]+)`", prose(document)):
+        for name in re.findall(r"`(?:dataflex/|(?=timing_s/dataflex))([a-z_/<>]*[a-z_<>])`", prose(document)):
             assert f"`{name}`" in documented, (document, name)
