@@ -57,8 +57,8 @@ def post_reward(batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
     pass. Runs in the trainer process.
 
     Args:
-        batch: bs rows of T response tokens: rewards (``rm_scores``, raw outcome before KL), uid, lengths, dataset
-            columns, and the fields the plugin lists in ``requires["post_reward"]``. Read-only.
+        batch: bs rows of T response tokens: rewards (``rm_scores``, raw outcome before KL), ``response_mask``, uid,
+            lengths, and the fields and dataset columns that the plugin lists in ``requires["post_reward"]``. Read-only.
         ctx: step, local update, mode, estimator, the previous step's metrics.
 
     Returns:
@@ -94,9 +94,9 @@ def post_advantage(batch: RolloutBatch, ctx: StepContext) -> UpdateDecision | No
     Fires when advantages have been computed, before the critic and the actor are updated. Runs in the trainer process.
 
     Args:
-        batch: bs rows of T response tokens: all of ``post_reward``, ``response_mask``, and the fields the plugin lists
-            in ``requires["post_advantage"]`` (``advantages``, ``old_log_probs``, ...). Padding rows are absent.
-            Read-only.
+        batch: bs rows of T response tokens: ``response_mask``, uid, lengths, and the fields and dataset columns that
+            the plugin lists in ``requires["post_advantage"]`` (``advantages``, ``old_log_probs``, ``rm_scores``, ...).
+            Padding rows are absent. Read-only.
         ctx: step, local update, mode, estimator, the previous step's metrics.
 
     Returns:

@@ -13,21 +13,25 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
-def dataflex() -> ModuleType:
-    """The kit, :mod:`dataflex_hooks.testing`: ``dataflex.make_groups([1, 0])``, ``dataflex.random_batch()``, ..."""
+def _kit() -> ModuleType:
     import dataflex_hooks.testing
 
     return dataflex_hooks.testing
 
 
-@pytest.fixture(scope="session")
-def run_hooks(dataflex: ModuleType) -> Any:
+@pytest.fixture
+def dataflex_testing() -> ModuleType:
+    """The kit, :mod:`dataflex_hooks.testing`: ``dataflex_testing.make_groups([1, 0])``, ``random_batch()``, ..."""
+    return _kit()
+
+
+@pytest.fixture
+def run_hooks() -> Any:
     """:func:`dataflex_hooks.testing.run_hooks`."""
-    return dataflex.run_hooks
+    return _kit().run_hooks
 
 
-@pytest.fixture(scope="session")
-def assert_plugin_contract(dataflex: ModuleType) -> Any:
+@pytest.fixture
+def assert_plugin_contract() -> Any:
     """:func:`dataflex_hooks.testing.assert_plugin_contract`."""
-    return dataflex.assert_plugin_contract
+    return _kit().assert_plugin_contract

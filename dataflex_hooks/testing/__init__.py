@@ -1,6 +1,7 @@
 """What authors of plugins test with: builders of inputs, a run of the hooks, and the contract as a check.
 
-Needs neither verl nor Ray nor pytest. The same as pytest fixtures: ``dataflex``, ``run_hooks``.
+Needs neither verl nor Ray nor pytest. The same as pytest fixtures: ``dataflex_testing``, ``run_hooks``,
+``assert_plugin_contract``.
 """
 
 from dataflex_hooks.testing.batches import Row, grpo_advantages, make_batch, make_groups

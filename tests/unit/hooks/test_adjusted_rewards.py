@@ -179,10 +179,11 @@ def test_any_number_may_adjust_and_one_may_own(batch):
         HookManager({"owner": owns([0.0] * 4), "second": owns([0.0] * 4)})
 
 
-def test_rewards_are_fetched_for_adjusters_only():
+def test_rewards_are_there_for_whoever_is_called_and_fetched_for_nobody():
     manager = HookManager({"a": adjusts()})
     assert manager.required_fields("post_reward", 1) == {"rm_scores"}
-    assert HookManager({"a": Gives(lambda b: None, {"add"})}).required_fields("post_reward", 1) == frozenset()
+    assert HookManager({"a": Gives(lambda b: None, {"add"})}).required_fields("post_reward", 1) == {"rm_scores"}
+    assert HookManager().required_fields("post_reward", 1) == frozenset()
 
 
 # ---------------------------------------------------------------- metrics of a plugin's own

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 WATCHED = ("torch", "numpy", "dataflex_hooks", "typer", "verl", "ray")
 UNRELATED = "def test_nothing():\n    pass\n"
 USING = """
-    def test_a_mask(dataflex, run_hooks, assert_plugin_contract):
+    def test_a_mask(dataflex_testing, run_hooks, assert_plugin_contract):
         import dataflex_hooks as df
 
         class KeepShort:
@@ -23,9 +23,9 @@ USING = """
             def post_advantage(self, batch, ctx):
                 return df.UpdateDecision(mask=batch.lengths <= 3)
 
-        assert run_hooks(KeepShort(), dataflex.make_groups([1, 0], lengths=[[3, 4]])).kept_rows == [0]
+        assert run_hooks(KeepShort(), dataflex_testing.make_groups([1, 0], lengths=[[3, 4]])).kept_rows == [0]
         assert_plugin_contract(KeepShort)
-        assert dataflex.__name__ == "dataflex_hooks.testing"
+        assert dataflex_testing.__name__ == "dataflex_hooks.testing"
 """
 REPORT = """
     import json, sys
