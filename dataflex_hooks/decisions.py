@@ -85,7 +85,7 @@ class RewardDecision:
             the scales multiply and the shifts add up, whatever their order: ``reward * (s1 * s2) + (t1 + t2)``, where
             ``reward`` is the owner's, or verl's without one. Rewards per token are each multiplied by the scale; the
             shift goes to the last token. 1 and 0 leave a row's rewards as they are, bit for bit. A plugin that gives
-            one says so: ``provides = {"reward_scale", "reward_shift"}``.
+            one says so: ``provides = {"reward_scale", "reward_shift"}``. Rows to add keep the rewards they bring.
         keep: bool or 0/1, (bs,). A row with False is dropped: it leaves the batch before the log-prob passes.
         reason: why rows are dropped; short and constant, it becomes part of a metric name.
         advantages: what a group's advantages are computed over after the drop: ``"kept"``, the rows that stay, or

@@ -94,6 +94,24 @@ def source(entry_point: EntryPoint) -> str:
     return f"{dist.name} {dist.version}" if dist else "no distribution"
 
 
+def raised_by(error: BaseException, known: str | None = None) -> str:
+    """Say which plugin package an exception comes from: ``" (raised in acme.judge, from acme 1.2)"``.
+
+    The innermost frame of a package with entry points in our group counts: a scorer of one package fails inside a
+    plugin of another. Empty where there is none, or where it is the distribution ``known``.
+    """
+    owners = {entry_point.module.split(".")[0]: entry_point for entry_point in entry_points(group=GROUP)}
+    owners.pop(__name__.split(".")[0], None)
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        module = str(frame.tb_frame.f_globals.get("__name__", ""))
+        owner = owners.get(module.split(".")[0])
+        if owner is not None and owner.dist is not None:
+            found = "" if owner.dist.name == known else f" (raised in {module}, from {source(owner)})"
+        frame = frame.tb_next
+    return found
+
+
 def unknown_name(given: object, known: list[str], what: str) -> Problem:
     """Return the problem of a name that nothing answers to; its setting is left to the caller."""
     shown = NOTHING if given is None else given

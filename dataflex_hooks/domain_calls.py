@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from dataflex_hooks.batch import DomainStats, PromptBatch, RolloutBatch, stored_names
 from dataflex_hooks.context import StepContext
 from dataflex_hooks.decisions import RolloutDecision
-from dataflex_hooks.entries import Entry
-from dataflex_hooks.errors import ConfigError, DecisionError, Origin, PluginError
+from dataflex_hooks.entries import Entry, failure
+from dataflex_hooks.errors import ConfigError, DecisionError, Origin
 from dataflex_hooks.plugin_calls import PluginCalls
 
 Shares = NDArray[np.float64]
@@ -59,7 +59,7 @@ class DomainCalls(PluginCalls):
             except ConfigError as error:
                 raise ConfigError(error.under(entry.built.settings.path)) from error.__cause__
             except Exception as error:
-                raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+                raise failure(origin, error) from error
             if given is not None and entry.built.settings.warmup_step == 0:
                 first = resolve_proportions(given, tuple(domains), origin)
         return first

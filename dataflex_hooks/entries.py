@@ -14,7 +14,7 @@ import pluggy
 from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import PluginSettings
 from dataflex_hooks.decisions import ADJUSTING, DECISION_OF, EXCLUSIVE, Decision, given_parts
-from dataflex_hooks.discovery import describe
+from dataflex_hooks.discovery import describe, raised_by
 from dataflex_hooks.errors import DecisionError, Described, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin
 from dataflex_hooks.metric_names import plugin_metric
@@ -103,12 +103,13 @@ class Entry:
             PluginError: with ``error`` as its cause, or ``error`` itself where it is one.
         """
         if self.built.settings.on_error == "disable":
-            _log.error("%s failed and is disabled for the rest of the run", origin, exc_info=error)
+            by = raised_by(error, origin.distribution)
+            _log.error("%s failed%s and is disabled for the rest of the run", origin, by, exc_info=error)
             disabled.add(self.label)
         elif isinstance(error, PluginError):
             raise error
         else:
-            raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+            raise failure(origin, error) from error
 
     def describe(self) -> dict[str, Any]:
         """Return one row of the plan, in plain values."""
@@ -131,6 +132,11 @@ class Entry:
             "normalize": getattr(self.plugin, "normalize", None),
             "keywords": dict(self.built.settings.keywords),
         }
+
+
+def failure(origin: Origin, error: Exception, what: str = "") -> PluginError:
+    """Return what says that a plugin raised ``error``, after ``what``; and from which package, where from another."""
+    return PluginError(origin, f"{what}{type(error).__name__}: {error}{raised_by(error, origin.distribution)}")
 
 
 def _check_metrics(label: str, metrics: object, origin: Origin) -> None:

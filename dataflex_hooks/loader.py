@@ -53,7 +53,7 @@ def build_plugin(
     try:
         plugin = construct(target, settings.keywords, {**taken, **known}, reserved=asked)
     except ConfigError as error:
-        raised = [_from(loaded, problem) for problem in error.under(settings.path)]
+        raised = [_from(loaded, problem, settings.path) for problem in error.under(settings.path)]
         raise ConfigError(raised) from error.__cause__
     return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version)
 
@@ -72,11 +72,14 @@ def shared_taken(settings: PluginSettings, shared: Mapping[str, object]) -> froz
     return frozenset(shared) & frozenset(Signature.of(loaded.target).known)
 
 
-def _from(loaded: discovery.Loaded, problem: Problem) -> Problem:
-    """Say whose constructor it was, where it raised something."""
-    if problem.cause is None or not loaded.distribution:
+def _from(loaded: discovery.Loaded, problem: Problem, path: str) -> Problem:
+    """Say whose constructor it was, where it raised something: the plugin's, or one of a component's."""
+    if problem.cause is None:
         return problem
-    return replace(problem, hint=f"{problem.hint}; the plugin is from {loaded.distribution} {loaded.version}")
+    by = discovery.raised_by(problem.cause)
+    if not by and problem.setting == path and loaded.distribution:
+        by = f" (the plugin is from {loaded.distribution} {loaded.version})"
+    return replace(problem, hint=f"{problem.hint}{by}") if by else problem
 
 
 def _no_class(target: object) -> Problem:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dataflex_hooks.entries import Entry
+from dataflex_hooks.entries import Entry, failure
 from dataflex_hooks.errors import Described, PluginError, Problem
 from dataflex_hooks.state_values import Packed, StateValueError, pack, unpack
 
@@ -89,7 +89,7 @@ def _saved(entry: Entry, disabled: bool, step: int) -> SavedPlugin:
     except StateValueError as error:
         raise PluginError(origin, str(error)) from None
     except Exception as error:
-        raise PluginError(origin, f"{type(error).__name__}: {error}") from error
+        raise failure(origin, error) from error
 
 
 def differences(entries: Iterable[Entry], saved: Mapping[str, SavedPlugin]) -> list[str]:
@@ -164,5 +164,4 @@ def _give(entry: Entry, state: Packed, step: int) -> None:
     try:
         entry.plugin.load_state_dict(unpack(state))
     except Exception as error:
-        text = f"cannot take the state saved at step {step}: {type(error).__name__}: {error}"
-        raise PluginError(origin, text) from error
+        raise failure(origin, error, f"cannot take the state saved at step {step}: ") from error

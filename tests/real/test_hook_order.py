@@ -146,6 +146,16 @@ def test_a_plugin_that_fails_is_disabled_and_shows_in_every_step(run):
 
 
 @once
+def test_calls_of_all_four_hooks_are_counted_in_the_step(run):
+    metrics, _, _ = run
+    for step in (1, 2):
+        assert metrics[step - 1]["dataflex/watcher/abstained_total"] == 2  # post_reward and on_domain_stats
+        assert metrics[step - 1]["dataflex/owner/abstained_total"] == 1
+        assert metrics[step - 1]["dataflex/owner/decided_total"] >= 3
+        assert metrics[step - 1]["timing_s/dataflex/owner"] > 0
+
+
+@once
 def test_a_slow_plugin_is_named_and_counted(run):
     metrics, _, records = run
     assert [step["dataflex/flaky/slow_total"] for step in metrics] == [1.0, 0.0]

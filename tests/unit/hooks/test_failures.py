@@ -127,9 +127,39 @@ def test_a_constructor_that_raises_names_setting_class_and_distribution(build):
         build("constructor", on_error="disable")
     text = str(caught.value)
     assert text.startswith("dataflex.plugins.net: got ")
-    assert text.endswith("Failing raised ZeroDivisionError: no such number; the plugin is from acme-flaky 2.5.1")
+    raised = "Failing raised ZeroDivisionError: no such number"
+    assert text.endswith(f"{raised} (raised in acme_flaky, from acme-flaky 2.5.1)")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+SCORER = """
+    import dataflex_hooks as df
+
+    @df.register_scorer("judge")
+    class Judge(df.Scorer):
+        def __init__(self, broken=False):
+            if broken:
+                raise OSError("no model")
+
+        def score(self, batch, step_id, **ctx):
+            return batch.values("never_there")
+"""
+
+
+def test_a_component_of_another_package_is_named_beside_the_plugin_that_runs_it(distribution, registry):
+    distribution("acme-judge", {"judge": "acme_judge:Judge"}, {"acme_judge": SCORER}, version="0.4")
+    block = {"plugins": {"focus": {"plugin": "select", "scorer": "judge", "actuator": "topk_fraction"}}}
+    manager = dh.HookManager.from_config(block, estimator="grpo", has_groups=True)
+    with pytest.raises(dh.PluginError) as caught:
+        RUNNING["post_advantage"](manager)
+    assert str(caught.value).startswith("plugin 'focus' (dataflex-verl ")
+    assert str(caught.value).endswith("(raised in acme_judge, from acme-judge 0.4)")
+    block["plugins"]["focus"]["scorer"] = {"name": "judge", "params": {"broken": True}}
+    with pytest.raises(
+        dh.ConfigError, match=r"raised OSError: no model \(raised in acme_judge, from acme-judge 0\.4\)"
+    ):
+        dh.HookManager.from_config(block, estimator="grpo", has_groups=True)
 
 
 @pytest.mark.parametrize("where", RUNNING)

@@ -7,7 +7,17 @@ import re
 import pytest
 import torch
 
-from dataflex_hooks import HookManager, LossCoefficients, PluginError, RewardDecision, UpdateDecision, hookimpl
+from dataflex_hooks import (
+    DomainDecision,
+    HookManager,
+    LossCoefficients,
+    PluginError,
+    RewardDecision,
+    RolloutDecision,
+    UpdateDecision,
+    hookimpl,
+)
+from dataflex_hooks.testing import make_prompts, make_stats
 from dataflex_hooks.trace import VARIABLE, CallLog, summary
 
 
@@ -125,6 +135,55 @@ def test_a_failing_call_is_traced_before_the_run_stops(batch, ctx, monkeypatch, 
     with pytest.raises(PluginError):
         HookManager({"p": Plugin(RuntimeError("no"))}).post_advantage(batch, ctx, LossCoefficients("token"))
     assert "post_advantage p: 4 rows, 8 tokens; failed: RuntimeError;" in capsys.readouterr().err
+
+
+class Everywhere:
+    """Decides at every hook, and watches."""
+
+    provides = frozenset({"admit", "proportions", "keep", "mask"})
+    observes = "post_reward"
+
+    @hookimpl
+    def pre_rollout(self, candidates):
+        return RolloutDecision(admit=torch.ones(len(candidates)), metrics={"drawn_total": len(candidates), "last": 1})
+
+    @hookimpl
+    def on_domain_stats(self, stats):
+        return DomainDecision(proportions=[0.25, 0.75], metrics={"drawn_total": 100, "last": 2})
+
+    def observe(self, batch, ctx):
+        pass
+
+
+def test_calls_of_all_hooks_are_traced_timed_and_counted_and_observing_is_timed_only(batch, ctx, monkeypatch, capsys):
+    monkeypatch.setenv(VARIABLE, "1")
+    manager = HookManager({"p": Everywhere()})
+    manager.pre_rollout(make_prompts(3), ctx)
+    manager.pre_rollout(make_prompts(2), ctx)
+    manager.observe("post_reward", batch, ctx)
+    step = {}
+    manager.calls.take_into(step)
+    assert step.pop("timing_s/dataflex/p") > 0
+    assert step == {
+        "dataflex/p/decided_total": 2,
+        "dataflex/p/abstained_total": 0,
+        "dataflex/p/drawn_total": 5,
+        "dataflex/p/last": 1,
+    }
+    # What comes at the end of the step is added to what is there.
+    step["timing_s/dataflex/p"] = 1000.0
+    manager.on_domain_stats(make_stats(), ctx)
+    manager.calls.take_into(step)
+    assert step.pop("timing_s/dataflex/p") > 1000
+    assert (step["dataflex/p/decided_total"], step["dataflex/p/drawn_total"], step["dataflex/p/last"]) == (3, 105, 2)
+    lines = [re.sub(r"; [\d.]+ ms$", "", line) for line in capsys.readouterr().err.splitlines()]
+    moments = "metrics of 2"
+    assert lines == [
+        f"dataflex trace: step 3 pre_rollout p: 3 candidates; admit keeps 3/3, {moments}",
+        f"dataflex trace: step 3 pre_rollout p: 2 candidates; admit keeps 2/2, {moments}",
+        "dataflex trace: step 3 observe p: 4 rows, 8 tokens; no decision",
+        f"dataflex trace: step 3 on_domain_stats p: 2 domains; proportions of 2, {moments}",
+    ]
 
 
 def test_what_is_no_decision_is_named_and_never_shown(batch, ctx):
