@@ -136,7 +136,7 @@ def test_keywords_of_a_third_party_constructor_are_checked(distribution, problem
         "dataflex.plugins.a.sed: got 1; accepted: one of seed, share; did you mean 'seed'?",
         "dataflex.plugins.a.share: got nothing; accepted: a value: it has no default",
         "dataflex.plugins.b: got {'share': 3}; accepted: values that the constructor takes; "
-        "Keep raised ValueError: share has to lie in (0, 1]",
+        "Keep raised ValueError: share has to lie in (0, 1] (raised in acme_keep_7, from acme-keep 1.2.3)",
         "dataflex.plugins.keep.k: got 2; accepted: one of seed, share",
     ]
 
