@@ -14,6 +14,7 @@ from dataflex_hooks import HookManager, LossCoefficients
 from dataflex_hooks.metric_names import label_metric
 from dataflex_verl.estimators import why_no_group_advantages
 from dataflex_verl.losses import ESTIMATOR, LOSS_AGG_MODE, LOSS_MODE
+from dataflex_verl.versions import package_versions
 
 PREFIX = "DataFlex plan: "
 PLAN_KEY = "dataflex_plan"
@@ -83,7 +84,10 @@ def plan_data(hooks: HookManager, coefficients: LossCoefficients, config: DictCo
 
 
 def store_plan(config: DictConfig, lines: list[str]) -> None:
-    """Keep the plan with the metrics: in the configuration that loggers store, and beside verl's own JSONL file."""
+    """Keep the plan with the metrics: in the configuration that loggers store, and beside verl's own JSONL file.
+
+    The file has the versions of the packages beside it.
+    """
     with open_dict(config):
         config[PLAN_KEY] = list(lines)
     loggers = OmegaConf.select(config, "trainer.logger", default=[])
@@ -91,7 +95,8 @@ def store_plan(config: DictConfig, lines: list[str]) -> None:
         return
     metrics = metrics_file(config)
     metrics.parent.mkdir(parents=True, exist_ok=True)
-    metrics.with_suffix(".plan.json").write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+    for suffix, stored in ((".plan.json", lines), (".versions.json", package_versions())):
+        metrics.with_suffix(suffix).write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
 def metrics_file(config: DictConfig) -> Path:

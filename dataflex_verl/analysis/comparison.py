@@ -160,11 +160,16 @@ def _result(
     for run in own:
         for name, value in run.values.items():
             values.setdefault(name, []).append(value)
-    gaps = [f"seed {run.seed}: {run.state}: {run.reason}" for run in own if run.state != "finished"]
-    gaps += [f"seed {run.seed}: {run.reason}" for run in own if run.state == "finished" and run.reason]
-    gaps += [f"seed {run.seed}: {note}" for run in own if run.log is not None for note in run.log.notes]
+    gaps: dict[str, list[int]] = {}
+    for run in own:
+        if run.reason:
+            state = "" if run.state == "finished" else f"{run.state}: "
+            gaps.setdefault(f"{state}{run.reason}", []).append(run.seed)
+        for note in run.log.notes if run.log is not None else ():
+            gaps.setdefault(note, []).append(run.seed)
+    missing = tuple(f"seed {', '.join(map(str, seeds))}: {text}" for text, seeds in gaps.items())
     means = {name: sum(found) / len(found) for name, found in values.items()}
-    return ArmResult(arm, means, sum(run.state == "finished" for run in own), against, same, tuple(gaps))
+    return ArmResult(arm, means, sum(run.state == "finished" for run in own), against, same, missing)
 
 
 def _same(runs: Mapping[tuple[str, int], RunOutcome], arm: str, baseline: str, seeds: Sequence[int]) -> tuple[int, ...]:

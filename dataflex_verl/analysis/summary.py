@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,17 @@ def summarize_run(log: RunLog) -> dict[str, Any]:
 
 
 def versions_of(log: RunLog) -> Mapping[str, str]:
-    """Versions that ``dataflex compare`` recorded beside the run; empty where it did not make it."""
-    try:
-        found = json.loads((log.path.parent / "run.json").read_text(encoding="utf-8"))["versions"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    """Versions that our trainer, or ``dataflex compare``, recorded beside the run; empty where neither made it."""
+    found = _read(log.path.with_suffix(".versions.json")) or (_read(log.path.parent / "run.json") or {}).get("versions")
     return {str(name): str(version) for name, version in found.items()} if isinstance(found, dict) else {}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _mean(values: Floats) -> float | None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dataflex_verl.demo.build import DemoFiles
 
 FAILED = 1
+STOPPED = 130
 PLAN_FILE, RESULTS, TABLE, PAGE = "compare.json", "results.json", "results.md", "report.html"
 
 
@@ -64,7 +65,7 @@ def compare(options: CompareOptions, as_json: bool = False, only_print: bool = F
         only_print: print a verl command an arm and seed, and start nothing.
 
     Returns:
-        0, 1 when a run failed, 2 when an option or a configuration cannot be used.
+        0, 1 when a run failed, 2 when an option or a configuration cannot be used, 130 when it was interrupted.
     """
     try:
         for name in () if only_print else ("scipy", "plotly"):
@@ -88,6 +89,9 @@ def compare(options: CompareOptions, as_json: bool = False, only_print: bool = F
     except (BadOption, MissingLibrary, VerlMissing) as error:
         typer.echo(f"dataflex: {error}", err=True)
         return REFUSED
+    except KeyboardInterrupt:
+        typer.echo("dataflex: stopped; the same command goes on from here", err=True)
+        return STOPPED
     write_results(comparison, out, run_versions())
     show(comparison, out, as_json)
     return FAILED if failed else 0

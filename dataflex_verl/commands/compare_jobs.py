@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +14,13 @@ from dataflex_verl.commands.compare_design import Arm, Design, merged
 from dataflex_verl.commands.demo_plan import LEARNING_RATE, BadOption, DemoPlan
 from dataflex_verl.commands.hydra_config import CommandLine, compose_config
 from dataflex_verl.local.settings import override_key
+from dataflex_verl.versions import package_versions
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from dataflex_verl.demo.build import DemoFiles
 
-PACKAGES = ("dataflex-verl", "verl", "torch", "ray", "transformers", "TransferQueue", "numpy")
 BUDGET = (
     "data.train_batch_size",
     "actor_rollout_ref.rollout.n",
@@ -41,7 +39,7 @@ VALIDATION = (
 )
 """Settings that decide what is measured and where a run starts: equal in all arms."""
 
-_FILES = ("data.train_files", "data.val_files", "reward.custom_reward_function.path", "actor_rollout_ref.model.path")
+_MODEL = "actor_rollout_ref.model.path"
 _NOT_TRAINING = ("analysis", "commands", "catalogue")
 _HASHED_BYTES = 64 * 2**20
 SHORT = 12
@@ -90,10 +88,9 @@ def make_jobs(design: Design, out: Path, files_of: Mapping[int, DemoFiles]) -> l
     for seed in design.seeds:
         for arm in design.arms:
             overrides = tuple(_overrides(design, arm, seed, files_of))
-            named = tuple(text for text in overrides if override_key(text) in _FILES)
-            if named not in seen:
-                seen[named] = dict(_inputs(named))
-            jobs.append(Job(arm, seed, overrides, out / arm.name / f"seed-{seed}", versions, seen[named]))
+            if overrides not in seen:
+                seen[overrides] = dict(_inputs(overrides))
+            jobs.append(Job(arm, seed, overrides, out / arm.name / f"seed-{seed}", versions, seen[overrides]))
     return jobs
 
 
@@ -125,13 +122,7 @@ def _defaults(design: Design) -> list[str]:
 
 def run_versions() -> dict[str, str]:
     """Versions of what a run depends on; ``code`` is a hash of this package's modules and presets."""
-    found = {"python": platform.python_version(), "code": _code()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {**package_versions(), "code": _code()}
 
 
 def _code() -> str:
@@ -147,18 +138,23 @@ def _code() -> str:
 
 
 def _inputs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Contents of the files that overrides name: a hash of small ones, size and time of large ones."""
+    """Contents of the files that overrides name, and of the model's directory."""
     for text in overrides:
-        value = text.partition("=")[2]
+        key, value = override_key(text), text.partition("=")[2]
         for name in value.strip("[]").split(","):
             path = Path(os.path.expanduser(name.strip("'\" ")))
-            parts = sorted(path.rglob("*")) if path.is_dir() else [path]
-            for part in parts:
-                if part.is_file():
-                    yield f"{override_key(text)}:{part.relative_to(path.parent)}", _content(part)
+            try:
+                parts = sorted(path.rglob("*")) if key == _MODEL and path.is_dir() else [path]
+                found = [part for part in parts if part.is_file()]
+            except (OSError, ValueError):
+                # A value that no path can be, such as one that is too long.
+                continue
+            for part in found:
+                yield f"{key}:{part.relative_to(path.parent)}", _content(part)
 
 
 def _content(path: Path) -> str:
+    """A hash of a small file; size and time of a large one."""
     status = path.stat()
     if status.st_size > _HASHED_BYTES:
         return f"{status.st_size} bytes of {status.st_mtime_ns}"

@@ -174,7 +174,8 @@ def test_a_comparison_killed_in_the_middle_resumes_and_counts_nothing_twice(
     run, training: Training, tmp_path: Path
 ) -> None:
     training.killed_at = ("none", 1)
-    assert run().exit_code != 0
+    done = run()
+    assert done.exit_code == 130 and "the same command goes on from here" in done.stderr
     folder = tmp_path / "o" / "none" / "seed-1"
     assert (folder / "metrics.jsonl").exists() and not (folder / "finished.json").exists()
     (folder / "left").touch()
@@ -183,7 +184,7 @@ def test_a_comparison_killed_in_the_middle_resumes_and_counts_nothing_twice(
     assert run().exit_code == 0
     assert training.started == [("none", 1), ("difffilter", 1)]
     assert not (folder / "left").exists()
-    assert [r["log"] if "log" in r else r["tokens"] for r in results(tmp_path)["runs"]] == [600.0] * 4
+    assert [r["tokens"] for r in results(tmp_path)["runs"]] == [600.0] * 4
 
 
 def test_metrics_that_changed_after_the_end_are_run_again(run, training: Training, tmp_path: Path) -> None:
@@ -222,6 +223,18 @@ def test_other_versions_and_other_data_are_other_settings(
     monkeypatch.setattr("dataflex_verl.commands.compare_jobs.run_versions", lambda: versions)
     done = run()
     assert done.exit_code == 2 and "verl: was " in done.stderr and "is 0.9.0" in done.stderr
+
+
+def test_a_file_that_a_plugin_reads_is_part_of_the_settings(run, training: Training, tmp_path: Path) -> None:
+    data = tmp_path / "table.json"
+    data.write_text("{}")
+    (tmp_path / "mine.txt").write_text(f"+trainer.extra_table={data}\n")
+    arms = ("none", str(tmp_path / "mine.txt"))
+    assert run(arms=arms, seeds="1").exit_code == 0
+    data.write_text("{1}")
+    done = run(arms=arms, seeds="1")
+    assert done.exit_code == 2 and "1 finished run(s)" in done.stderr
+    assert "trainer.extra_table:table.json: was" in done.stderr
 
 
 def compare_run_versions() -> dict[str, str]:
@@ -410,7 +423,7 @@ def test_collect_evaluates_what_printed_commands_left(run, dataflex: Dataflex, t
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["arms"][1]["against"]["validation, all domains"]["differences"] == pytest.approx([0.05])
-    assert found["arms"][1]["gaps"] == ["seed 1: missing: no run yet"]
+    assert found["arms"][1]["gaps"] == ["seed 1: missing: no run yet"] and found["arms"][0]["gaps"] == []
     assert found["rollouts"] == STEPS * 96
 
 

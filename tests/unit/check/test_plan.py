@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,8 @@ def test_the_plan_file_lies_beside_a_metrics_file_of_the_users_choice(tmp_path, 
     config = OmegaConf.create({"trainer": {"logger": "file"}})
     store_plan(config, ["x"])
     assert (tmp_path / "m.plan.json").exists()
+    versions = json.loads((tmp_path / "m.versions.json").read_text())
+    assert versions["dataflex-verl"] == metadata.version("dataflex-verl") and versions["torch"]
     with open_dict(config):
         config.trainer.logger = ["console"]
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "other.jsonl"))

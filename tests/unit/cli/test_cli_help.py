@@ -16,14 +16,20 @@ def test_version_names_the_distribution() -> None:
     assert result.output.strip() == f"dataflex-verl {metadata.version('dataflex-verl')}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"], ["demo", "--help"]])
+HEAVY = {"torch", "ray", "verl", "transformers", "hydra", "numpy", "scipy", "plotly"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["train", "--help"], ["demo", "--help"], ["compare", "--help"], ["report", "--help"]],
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     program = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
         "from dataflex_verl.cli import app\n"
         f"assert CliRunner().invoke(app, {arguments}).exit_code == 0\n"
-        "print(sorted({'torch', 'ray', 'verl', 'transformers', 'hydra'} & set(sys.modules)))\n"
+        f"print(sorted({HEAVY} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
