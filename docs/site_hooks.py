@@ -25,7 +25,6 @@ _LINK = re.compile(r"(\]\()([^)\s#]*)((?:#[^)\s]*)?\))")
 _BREAK = re.compile(r"(?<=[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef])\n(?=[\u4e00-\u9fff\uff00-\uffef])")
 _OUTPUT = re.compile(r"\A(`{3,})(text|console)$", re.MULTILINE)
 _DOCSTRING = re.compile(r"<!-- (::: .*?) -->", re.DOTALL)
-_PAIR = re.compile(r"<b><code>([\w, ]+),</code></b>\s*\(<code>(\w+)</code>\)")
 _ROLE = re.compile(r":(?:class|meth|func|data|attr|mod|exc):<code>~?(?:[\w.]+\.)?(\w+)</code>")
 
 
@@ -101,9 +100,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Show the marks of docstrings (``:class:`...```, ``Example::``, ``low, high: ...``) as readers expect them."""
-    html = _ROLE.sub(r"<code>\1</code>", html).replace("<p>Example::</p>", "<p>Example:</p>")
-    return _PAIR.sub(r"<b><code>\1</code></b>, <b><code>\2</code></b>", html)
+    """Show the marks of docstrings (``:class:`...```, ``Example::``) as readers expect them."""
+    return _ROLE.sub(r"<code>\1</code>", html).replace("<p>Example::</p>", "<p>Example:</p>")
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -13,6 +13,8 @@ from urllib.parse import unquote
 
 import pytest
 
+import dataflex_hooks
+from dataflex_hooks import testing
 from dataflex_hooks.decisions import EXCLUSIVE, SHARED
 from dataflex_hooks.hookspecs import HOOKS
 from tests.unit.docs.snippets import ROOT
@@ -137,6 +139,8 @@ def test_hook_headings_are_the_arguments_of_the_hooks(pages: dict[Path, Parsed],
     html = (site / "hooks.html").read_text(encoding="utf-8")
     assert html.count("Fires when") + html.count("Fires at") == len(HOOKS)  # the contracts themselves
     assert ":class:" not in html and ":meth:" not in html
+    kit = (site / "kit.html").read_text(encoding="utf-8")  # its docstrings describe several names in a line
+    assert "<b><code>domains</code></b>" in kit and "lengths, domains" not in re.sub("<script.*?</script>", "", kit)
 
 
 def test_the_hooks_page_lists_every_part_of_a_decision() -> None:
@@ -148,6 +152,13 @@ def test_the_hooks_page_lists_every_part_of_a_decision() -> None:
 def test_the_picture_of_the_step_names_every_hook_in_order() -> None:
     picture = (ROOT / "docs" / "assets" / "step.svg").read_text(encoding="utf-8")
     assert re.findall(r'monospace">(\w+)<', picture) == list(HOOKS)
+
+
+def test_everything_that_is_exported_is_on_a_page() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    shown = set(re.findall(r"^<!-- ::: [\w.]*\.(\w+)(?: -->)?$", texts, re.MULTILINE))
+    constants = {"__version__", "REGISTRY", "PROPERTIES", "hookimpl", "hookspec"}
+    assert shown >= (set(dataflex_hooks.__all__) | set(testing.__all__)) - constants
 
 
 def test_every_package_of_contrib_is_listed() -> None:
