@@ -162,6 +162,23 @@ class RolloutBatch(Rows):
         largest = row_max(values, self.offsets, self._counted)
         return torch.where(self.n_valid > 0, largest, 0.0).to(torch.float32)
 
+    @property
+    def prompts(self) -> tuple[Tensor, Tensor]:
+        """Token ids of all prompts, (P,), and their (bs + 1,) offsets; raises FieldError when not there."""
+        if self._prompts is None:
+            raise self._missing("token field", "prompts")
+        return self._prompts
+
+    @cached_property
+    def prompt_hash(self) -> NDArray[np.int64]:
+        """(bs,) int64: 64-bit hash of each row's prompt tokens, the same on every machine. Needs ``prompts``."""
+        return read_only(content_hash(*self.prompts))
+
+    @cached_property
+    def response_hash(self) -> NDArray[np.int64]:
+        """(bs,) int64: 64-bit hash of each row's response tokens. Needs ``responses``."""
+        return read_only(content_hash(self.values("responses"), self.offsets))
+
     @cached_property
     def tie_rank(self) -> Tensor:
         """(bs,) int64: rank by (prompt tokens, response tokens, session number, output index), for breaking ties.
@@ -170,12 +187,8 @@ class RolloutBatch(Rows):
         wherever the row stands and whatever its uuid. Rows equal in all four are interchangeable; between them the uid
         decides, only to make the order total. Needs ``prompts`` and ``responses``; raises FieldError without.
         """
-        if self._prompts is None:
-            raise self._missing("token field", "prompts")
-        prompts = content_hash(*self._prompts)
-        responses = content_hash(self.values("responses"), self.offsets)
         columns = (self.group, self.output_index, self.session_number)
-        order = np.lexsort((*(column.cpu().numpy() for column in columns), responses, prompts))
+        order = np.lexsort((*(column.cpu().numpy() for column in columns), self.response_hash, self.prompt_hash))
         rank = np.empty(self.bs, dtype=np.int64)
         rank[order] = np.arange(self.bs)
         return self._track("tie_rank", torch.from_numpy(rank).to(self.offsets.device))

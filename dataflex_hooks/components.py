@@ -36,7 +36,8 @@ class Component:
         needs_groups: True if it compares sessions of one prompt, so that ``rollout.n`` has to exceed 1.
         host_keywords: facts of the run that its constructor takes as keywords, each None where the host does not know
             it: ``rollouts`` (``actor_rollout_ref.rollout.n``) and ``response_length``
-            (``actor_rollout_ref.rollout.response_length``, in tokens). They are no parameters.
+            (``actor_rollout_ref.rollout.response_length``, in tokens). They are no parameters. A plugin may ask in the
+            same way for these and for ``prompt_length``, ``tokenizer_path`` and ``rollout_log_probs``.
         schedules: of parameters that change with the step, set by the host; each changes the attribute of its name.
     """
 

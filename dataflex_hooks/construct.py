@@ -12,9 +12,10 @@ from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_
 from dataflex_hooks.registry import REGISTRY
 from dataflex_hooks.scheduled import build_scheduled
 
-HOST_FACTS = frozenset({"rollouts", "response_length"})
-"""Facts of the run, as far as the host knows them: ``rollout.n``, and the length limit of responses in tokens. They go
-to components and plugins that name them in ``host_keywords``."""
+HOST_FACTS = frozenset({"rollouts", "response_length", "prompt_length", "tokenizer_path", "rollout_log_probs"})
+"""Facts of the run, as far as the host knows them: ``rollout.n``, the length limits of responses and prompts in tokens,
+where the policy's tokenizer lies, and whether rows have the log-probs of the policy that wrote them. They go to plugins
+that name them in ``host_keywords``, and the first two to components."""
 
 
 @dataclass(frozen=True)

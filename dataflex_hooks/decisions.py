@@ -57,18 +57,20 @@ class AddedRow:
     Attributes:
         prompt: text, or token ids as integers.
         response: likewise.
-        advantage: written after verl's estimator: one number, or one for every response token.
+        advantage: written after verl's estimator: one number, or one for every response token. None, only with
+            ``uid``: what verl's estimator gives the row as one of that group.
         domain: name of its domain, None for none.
         reward: raw outcome reward; part of no statistics unless ``uid`` is given.
         uid: of a group of this step (``batch.uid``): the row's reward then counts in that group's baseline, as if it
-            were one of its rollouts. None keeps it out of every statistic.
+            were one of its rollouts; where the group has been dropped entirely, the row leaves with it. None keeps it
+            out of every statistic.
         log_probs: of the policy that wrote it, one for every response token; verl's rollout correction reads them.
             None leaves that correction neutral for this row.
     """
 
     prompt: str | Sequence[int]
     response: str | Sequence[int]
-    advantage: float | Sequence[float]
+    advantage: float | Sequence[float] | None
     domain: str | None = None
     reward: float = 0.0
     log_probs: Sequence[float] | None = None

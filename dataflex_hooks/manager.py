@@ -47,6 +47,7 @@ class HookManager(RolloutCalls, DomainCalls):
         has_groups: bool | None,
         rollout_n: int | None = None,
         response_length: int | None = None,
+        facts: Mapping[str, object] | None = None,
         extra_plugins: Mapping[str, object] | None = None,
     ) -> HookManager:
         """Build the plugins that a ``dataflex`` block names.
@@ -57,6 +58,8 @@ class HookManager(RolloutCalls, DomainCalls):
             has_groups: whether a prompt has several rollouts (``rollout.n > 1``); None judges by the estimator.
             rollout_n: rollouts of a prompt, as far as the host knows; components get it as ``rollouts``.
             response_length: length limit of responses in tokens, as far as the host knows.
+            facts: what else the host knows of the run, for plugins that ask for it: ``prompt_length``,
+                ``tokenizer_path``, ``rollout_log_probs``.
             extra_plugins: plugin objects by label, called after the configured ones.
 
         Raises:
@@ -65,7 +68,7 @@ class HookManager(RolloutCalls, DomainCalls):
         manager = cls()
         manager.config, problems = read(config)
         taken: set[str] = set()
-        facts = {"rollouts": rollout_n, "response_length": response_length}
+        facts = {**(facts or {}), "rollouts": rollout_n, "response_length": response_length}
         for settings in manager.config.plugins:
             taken |= shared_taken(settings, manager.config.shared)
             try:

@@ -45,11 +45,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A checked row: token ids, an advantage for every response token, log-probs if given."""
+    """A checked row: token ids, an advantage for every response token or the estimator's, log-probs if given."""
 
     prompt: list[int]
     response: list[int]
-    advantages: list[float]
+    advantages: list[float] | None
     reward: float
     domain: str | None
     log_probs: list[float] | None
@@ -71,7 +71,7 @@ def resolve(
         add: label of the plugin and row, as merged.
         limits: of the run.
         tokenizer: the policy's.
-        groups: uids of the groups in the batch.
+        groups: uids of the step's groups, those that are about to be dropped among them.
         origin_of: what an error says about a plugin, by its label.
 
     Raises:
@@ -91,9 +91,12 @@ def resolve(
 def _resolve(given: AddedRow, limits: Limits, tokenizer: Any, groups: Collection[str]) -> TokenRow:
     prompt = _tokens("prompt", given.prompt, limits.prompt, "data.max_prompt_length", limits, tokenizer)
     response = _tokens("response", given.response, limits.response, "data.max_response_length", limits, tokenizer)
-    if given.advantage is None:
-        raise ValueError("advantage is None; accepted: a number, or one for every response token")
-    advantages = _numbers("advantage", given.advantage, len(response))
+    if given.advantage is None and given.uid is None:
+        raise ValueError(
+            "advantage is None; accepted: a number, or one for every response token, or with a uid None for what "
+            "verl's estimator makes of it in that group"
+        )
+    advantages = None if given.advantage is None else _numbers("advantage", given.advantage, len(response))
     (reward,) = _numbers("reward", given.reward, 1)
     log_probs = None if given.log_probs is None else _numbers("log_probs", list(given.log_probs), len(response))
     if log_probs is None and limits.bypass:

@@ -61,7 +61,8 @@ def old_log_prob(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfi
 def advantage(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfig) -> KVBatchMeta:
     """Run verl's estimator over the rows of the rollout and write the added rows' own advantages beside.
 
-    Rows that joined a group take part in the estimator, and get their own advantages afterwards all the same.
+    Rows that joined a group take part in the estimator, and get their own advantages afterwards all the same; those
+    that have none keep what the estimator says.
 
     ``returns`` are the advantages, or under a critic its own values, so that it learns nothing from added rows. verl's
     rollout correction is computed for them from their log-probs; where it is normalised over the batch, by the factor
@@ -76,6 +77,7 @@ def advantage(run: Pass, batch: KVBatchMeta, metrics: dict, config: DictConfig) 
     data = tq.kv_batch_get(keys=added, partition_id=batch.partition_id, select_fields=names)
     mask = data["response_mask"]
     of_row = {key: tag[ADDED]["advantages"] for key, tag in zip(batch.keys, batch.tags, strict=True) if ADDED in tag}
+    of_row |= _estimated(batch, [key for key in added if of_row[key] is None])
     advantages = jagged(
         torch.tensor([value for key in added for value in of_row[key]], dtype=torch.float32), mask.offsets()
     )
@@ -119,6 +121,13 @@ def join(
 def _without(batch: KVBatchMeta, keys: list[str]) -> KVBatchMeta:
     out = set(keys)
     return batch.select_keys([key for key in batch.keys if key not in out])
+
+
+def _estimated(batch: KVBatchMeta, keys: list[str]) -> dict[str, list[float]]:
+    if not keys:
+        return {}
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["advantages"])
+    return {key: row.tolist() for key, row in zip(keys, data["advantages"].unbind(), strict=True)}
 
 
 def _correction(data: TensorDict, config: DictConfig, metrics: dict) -> dict[str, torch.Tensor]:

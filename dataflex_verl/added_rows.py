@@ -18,7 +18,8 @@ from transfer_queue import KVBatchMeta
 from dataflex_verl.added_checks import TokenRow
 
 ADDED = "dataflex_added"
-"""Tag of an added row: its advantages (a float a response token), and whether log-probs came and a group was named."""
+"""Tag of an added row: its advantages (a float a response token, None for the estimator's), and whether log-probs came
+and a group was named."""
 
 _FIRST_SESSION = 1_000_000
 
@@ -31,8 +32,24 @@ _REFUSED = {
 _OF_DATASET = object()
 
 
-def put(batch: KVBatchMeta, rows: Sequence[TokenRow], step: int, local_update: int, domain_key: str) -> KVBatchMeta:
-    """Store rows behind those of a batch that verl has not balanced yet.
+def keyed(rows: Sequence[TokenRow], step: int, local_update: int) -> dict[str, TokenRow]:
+    """Return rows by the keys they are stored under."""
+    # verl splits keys at "_": the prompt id holds none. A session number that no rollout of a group has.
+    prefix = f"added-{step:08d}-{local_update}"
+    return {
+        f"{row.uid}_{_FIRST_SESSION + number}_0" if row.uid else f"{prefix}-{number:06d}_0_0": row
+        for number, row in enumerate(rows)
+    }
+
+
+def present(rows: Mapping[str, TokenRow], batch: KVBatchMeta) -> dict[str, TokenRow]:
+    """Return the rows whose group, if they name one, is in the batch."""
+    groups = {key.rsplit("_", 2)[0] for key in batch.keys}
+    return {key: row for key, row in rows.items() if row.uid is None or row.uid in groups}
+
+
+def put(batch: KVBatchMeta, rows: Mapping[str, TokenRow], domain_key: str) -> KVBatchMeta:
+    """Store rows, by their keys, behind those of a batch that verl has not balanced yet.
 
     Every field that the batch's first row has is there: token fields from the row itself, ``uid`` of its own, the
     domain under ``domain_key``, dictionaries empty, tensors of the dataset 0, other columns None, the generation's
@@ -49,16 +66,12 @@ def put(batch: KVBatchMeta, rows: Sequence[TokenRow], step: int, local_update: i
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     template = tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id)[0]
-    # verl splits keys at "_": the prompt id holds none.
-    uids = [row.uid or f"added-{step:08d}-{local_update}-{number:06d}" for number, row in enumerate(rows)]
-    # A session number that no rollout of the group has.
-    sessions = [_FIRST_SESSION + number if row.uid else 0 for number, row in enumerate(rows)]
-    keys = [f"{uid}_{session}_0" for uid, session in zip(uids, sessions, strict=True)]
-    fields = [_fields(*row, template, domain_key) for row in zip(rows, uids, sessions, strict=True)]
+    keys = list(rows)
+    fields = [_fields(row, key, template, domain_key) for key, row in rows.items()]
     _refuse_per_token(batch, [name for name, value in fields[0].items() if value is _OF_DATASET])
     for field in fields:
         field.update({name: torch.zeros_like(template[name]) for name, value in field.items() if value is _OF_DATASET})
-    tags = [_tag(row, batch.tags[0]) for row in rows]
+    tags = [_tag(row, batch.tags[0]) for row in rows.values()]
     tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(fields), tags=tags)
     return KVBatchMeta(
         keys=[*batch.keys, *keys],
@@ -77,9 +90,10 @@ def _tag(row: TokenRow, template: Mapping[str, Any]) -> dict[str, Any]:
     return tag
 
 
-def _fields(row: TokenRow, uid: str, session: int, template: Any, domain_key: str) -> dict[str, Any]:
+def _fields(row: TokenRow, key: str, template: Any, domain_key: str) -> dict[str, Any]:
     from verl.trainer.ppo.padding_utils import build_padding_position_ids
 
+    uid, session, _ = key.rsplit("_", 2)
     prompts, responses = torch.tensor(row.prompt), torch.tensor(row.response)
     input_ids = torch.cat([prompts, responses])
     rewards = torch.zeros(len(row.response), dtype=torch.float32)
@@ -97,7 +111,7 @@ def _fields(row: TokenRow, uid: str, session: int, template: Any, domain_key: st
         "rollout_log_probs": log_probs,
         "num_turns": 2,
         "uid": uid,
-        "session_id": session,
+        "session_id": int(session),
         domain_key: row.domain,
     }
     return {name: _field(name, template[name], known, row) for name in template.keys()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from dataflex_hooks import (
 from dataflex_hooks.entries import GROUP_ESTIMATORS
 from dataflex_hooks.keep import sessions_of
 from dataflex_verl import added_passes, bridge, drop, group_advantages
+from dataflex_verl.added_checks import TokenRow
 from dataflex_verl.deal import fill
 from dataflex_verl.drop_checks import shuffle_problem, shuffled
 from dataflex_verl.estimators import why_no_group_advantages
@@ -50,9 +51,16 @@ class StepState:
 
 
 def apply_reward(
-    batch: KVBatchMeta, rows: bridge.FetchedRows, merged: MergedReward, state: StepState, config: DictConfig
+    batch: KVBatchMeta,
+    rows: bridge.FetchedRows,
+    merged: MergedReward,
+    state: StepState,
+    config: DictConfig,
+    added: Mapping[str, TokenRow],
 ) -> tuple[KVBatchMeta, dict[str, float]]:
     """Write new rewards and take dropped rows out, before verl balances the batch.
+
+    ``added`` are rows about to come, by key: those that name a group count in the baselines of what is left of it.
 
     Returns:
         The batch, and metrics of what the drop made necessary.
@@ -75,7 +83,8 @@ def apply_reward(
     metrics = {"dataflex/lone_rows": float(lone.sum())}
     if over == "group" or (bool(lone.any()) and not why_not):
         only = keep if over == "group" else lone
-        state.advantages = group_advantages.compute(config, rows.keys, view, only.numpy())
+        joined = {key: row for key, row in added.items() if row.uid is not None}
+        state.advantages = group_advantages.compute(config, rows.keys, view, only.numpy(), joined)
     elif bool(lone.any()):
         # verl would hand a group of one its raw reward as advantage, and there is no baseline to give it instead.
         keep = keep & ~lone

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from dataflex_hooks import RolloutBatch
+from dataflex_verl.added_checks import TokenRow
 from dataflex_verl.bridge import jagged, put
 
 
@@ -34,7 +35,13 @@ class GroupAdvantages:
         return put(batch, keys, {"advantages": nested, "returns": nested.clone()})
 
 
-def compute(config: DictConfig, keys: list[str], view: RolloutBatch, only: np.ndarray) -> GroupAdvantages:
+def compute(
+    config: DictConfig,
+    keys: list[str],
+    view: RolloutBatch,
+    only: np.ndarray,
+    joined: Mapping[str, TokenRow] | None = None,
+) -> GroupAdvantages:
     """Run verl's estimator over all rows of ``view``, as verl would have without a drop.
 
     Args:
@@ -42,10 +49,14 @@ def compute(config: DictConfig, keys: list[str], view: RolloutBatch, only: np.nd
         keys: of the rows of ``view``.
         view: every real row of the step, with its rewards.
         only: (bs,) bool, rows whose advantages are wanted.
+        joined: rows that plugins add to these groups, by key; advantages are wanted of those that bring none.
     """
     from verl.protocol import DataProto
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
+    joined = joined or {}
+    wanted = np.concatenate([only, [row.advantages is None for row in joined.values()]]).astype(bool)
+    keys, view = [*keys, *joined], _enlarged(keys, view, joined)
     rewards = view.to_padded(view.values("rm_scores").to(torch.float32))
     mask = view.to_padded(view.values("response_mask"))
     fields = {
@@ -70,4 +81,20 @@ def compute(config: DictConfig, keys: list[str], view: RolloutBatch, only: np.nd
     )
     values = view.to_values(data.batch["advantages"]).to(torch.float32)
     rows = values.split(view.lengths.tolist())
-    return GroupAdvantages({keys[i]: rows[i] for i in np.flatnonzero(only)})
+    return GroupAdvantages({keys[i]: rows[i] for i in np.flatnonzero(wanted)})
+
+
+def _enlarged(keys: list[str], view: RolloutBatch, joined: Mapping[str, TokenRow]) -> RolloutBatch:
+    """The rows of ``view`` and those that join them, with what estimators of groups read."""
+    if not joined:
+        return view
+    lengths = torch.tensor([len(row.response) for row in joined.values()])
+    last = lengths.cumsum(0)
+    rewards = torch.zeros(int(last[-1]))
+    rewards[last - 1] = torch.tensor([row.reward for row in joined.values()])
+    mask = view.values("response_mask")
+    fields = {
+        "rm_scores": torch.cat([view.values("rm_scores").to(torch.float32), rewards]),
+        "response_mask": torch.cat([mask, torch.ones(len(rewards), dtype=mask.dtype)]),
+    }
+    return RolloutBatch([*keys, *joined], torch.cat([view.offsets, view.offsets[-1] + last]), {}, fields)

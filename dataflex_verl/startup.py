@@ -46,6 +46,7 @@ def prepare_with(config: DictConfig, ask_loss: AskLoss) -> tuple[HookManager, Lo
             has_groups=_has_groups(config),
             rollout_n=_whole(config, ROLLOUTS),
             response_length=_whole(config, RESPONSE_LENGTH),
+            facts=run_facts(config),
         )
         problems += _entropy_problems(hooks, config)
     except ConfigError as error:
@@ -62,6 +63,17 @@ def prepare_with(config: DictConfig, ask_loss: AskLoss) -> tuple[HookManager, Lo
     if problems or hooks is None:
         raise ConfigError(problems)
     return hooks, coefficients
+
+
+def run_facts(config: DictConfig) -> dict[str, object]:
+    """Return what plugins may ask to be told of a run, beside the number of rollouts and the length of responses."""
+    model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+    tokenizer = OmegaConf.select(config, f"{model}.tokenizer_path") or OmegaConf.select(config, f"{model}.path")
+    return {
+        "prompt_length": _whole(config, "data.max_prompt_length"),
+        "tokenizer_path": None if tokenizer is None else str(tokenizer),
+        "rollout_log_probs": OmegaConf.select(config, f"{rollout}.calculate_log_probs"),
+    }
 
 
 def _has_groups(config: DictConfig) -> bool | None:

@@ -187,31 +187,40 @@ class DataFlexTrainer:
         if self.hooks.config.apply:
             # What stays whole is counted again after advantages, where rewards may be in the batch and were not here.
             self._state.generated = merged.generated if merged.row_keep is not None else None
-            batch, more = apply_reward(batch, rows, merged, self._state, self.config)
+            added = self._added_rows(merged, rows)
+            batch, more = apply_reward(batch, rows, merged, self._state, self.config, added)
             metrics.update(more)
-            batch = self._add(batch, merged, metrics)
+            batch = self._add(batch, added, metrics)
         metrics["dataflex/applied"] = float(self.hooks.config.apply)
         metrics["dataflex/skip_update"] = float(merged.skip_update or self._state.skip_update)
         metrics["timing_s/dataflex"] = time.perf_counter() - started
         return batch
 
-    def _add(self, batch: KVBatchMeta, merged: MergedReward, metrics: dict) -> KVBatchMeta:
+    def _added_rows(self, merged: MergedReward, rows: bridge.FetchedRows) -> dict[str, added_checks.TokenRow]:
         if not merged.add:
-            return batch
+            return {}
         refuse_shuffle(self.config)
         step = self.global_steps
-        limits = added_checks.Limits.of(self.config, self.tokenizer)
-        rows = added_checks.resolve(
+        checked = added_checks.resolve(
             merged.add,
-            limits,
+            added_checks.Limits.of(self.config, self.tokenizer),
             self.tokenizer,
-            groups={key.rsplit("_", 2)[0] for key in batch.keys},
+            groups=set(rows.view.uid.tolist()),
             origin_of=lambda label: self.hooks.origin(label, "post_reward", step),
         )
+        return added_rows.keyed(checked, step, self.local_trigger_step)
+
+    def _add(self, batch: KVBatchMeta, added: dict[str, added_checks.TokenRow], metrics: dict) -> KVBatchMeta:
+        if not added:
+            return batch
+        stay = added_rows.present(added, batch)
+        metrics["dataflex/added_rows"] = float(len(stay))
+        metrics["dataflex/added_rows_without_group"] = float(len(added) - len(stay))
+        if not stay:
+            return batch
         self._state.added = self._state.resized = True
-        metrics["dataflex/added_rows"] = float(len(rows))
         domain_key = str(self.hooks.config.shared.get("domain_key", "domain"))
-        return added_rows.put(batch, rows, step, self.local_trigger_step, domain_key)
+        return added_rows.put(batch, stay, domain_key)
 
     def _post_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         started = time.perf_counter()

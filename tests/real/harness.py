@@ -27,6 +27,7 @@ from dataflex_hooks import HookManager
 from dataflex_verl.local.forkserver import py_executable
 from dataflex_verl.local.settings import local_overrides
 from dataflex_verl.probe import check_loss
+from dataflex_verl.startup import run_facts
 
 
 def compose_config(overrides: list[str]) -> DictConfig:
@@ -201,6 +202,7 @@ class LiveTrainer:
                     has_groups=True,
                     rollout_n=int(self.config.actor_rollout_ref.rollout.n),
                     response_length=int(self.config.actor_rollout_ref.rollout.response_length),
+                    facts=run_facts(self.config),
                     extra_plugins=plugins,
                 )
                 if trainer.hooks.labels:

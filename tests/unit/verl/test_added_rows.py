@@ -55,7 +55,7 @@ def test_text_and_token_ids_become_token_ids_with_an_advantage_each():
         ({"prompt": [-1]}, "prompt holds token id -1"),
         ({"prompt": [0.5]}, r"prompt is \[0.5\]; accepted: text, or token ids as integers"),
         ({"prompt": 3}, "prompt is 3; accepted: text"),
-        ({"advantage": None}, "advantage is None; accepted: a number, or one for every response token"),
+        ({"advantage": None}, "advantage is None; accepted: a number, or one for every response token, or with a uid"),
         ({"advantage": [1.0]}, "advantage has 1 values; accepted: 2"),
         ({"advantage": float("nan")}, "advantage holds NaN or an infinity"),
         ({"advantage": "high"}, "advantage .*accepted: numbers"),
