@@ -136,7 +136,7 @@ def joined(rows: StoredBatch, by_hand: list[dict[str, Any]]) -> StoredBatch:
     rows.put("scratch")
     template = tq.kv_batch_get(keys=rows.keys[:1], partition_id="scratch")[0]
     base = {name: template[name] for name in template.keys()}
-    keys = [f"{row['uid']}_0_0" for row in by_hand]
+    keys = [f"{row['uid']}_{row.get('session_id', 0)}_0" for row in by_hand]
     tags = [
         {
             **rows.tags[0],
@@ -200,6 +200,69 @@ def test_a_row_that_joins_a_group_counts_in_its_baseline(live, rows):
         torch.testing.assert_close(outcome.of("advantages")[key], expected, rtol=1e-4, atol=1e-5)
     (own,) = [i for i, key in enumerate(outcome.keys) if key.startswith(uid) and key not in rewards]
     assert outcome.fields["advantages"][own].tolist() == [1.5] * 4
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline"])
+def test_a_row_that_brings_no_advantage_gets_its_groups(live, rows, estimator):
+    settings = {"algorithm.adv_estimator": estimator}
+    uid = rows.keys[0].rsplit("_", 2)[0]
+    by_hand = {**one_row(rows, FIRST, 0.75, uid), "session_id": 99}
+    expected = live.update(joined(rows, [by_hand]), plain=True, settings=settings, fields=FIELDS)
+    member = AddedRow(FIRST.prompt, FIRST.response, None, reward=0.75, uid=uid)
+    outcome = live.update(rows, plugins={"add": Add(member)}, settings=settings, fields=FIELDS)
+    advantages = dict(zip(outcome.keys, outcome.fields["advantages"], strict=True))
+    (key,) = [key for key in advantages if key.startswith(uid) and key not in rows.keys]
+    for name, value in expected.of("advantages").items():
+        torch.testing.assert_close(advantages[key if name == f"{uid}_99_0" else name], value, rtol=1e-5, atol=1e-6)
+    assert outcome.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    assert advantages[key].abs().min() > 0
+
+
+class KeepOf:
+    """Drops rows of the first group before the log-prob passes, all but ``count`` of them."""
+
+    provides = {"keep"}
+    requires = {"post_reward": ("rm_scores",)}
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @hookimpl
+    def post_reward(self, batch: Any, ctx: Any) -> RewardDecision:
+        place = torch.arange(batch.bs)
+        return RewardDecision(keep=(batch.group != batch.group[0]) | (place < self.count))
+
+
+@pytest.mark.parametrize("advantage", [None, 1.5])
+def test_a_joined_row_counts_in_the_whole_groups_baseline_beside_a_drop(live, rows, advantage):
+    uid = rows.keys[0].rsplit("_", 2)[0]
+    member = AddedRow(FIRST.prompt, FIRST.response, advantage, reward=1.0, uid=uid)
+    # Only settings that compute the baselines of whole groups: the critic is off.
+    settings = {"critic.enable": False}
+    whole = live.update(rows, plugins={"add": Add(member)}, settings=settings, fields=FIELDS)
+    plugins = {"add": Add(member), "keep": KeepOf(3)}
+    outcome = live.update(rows, plugins=plugins, settings=settings, fields=FIELDS)
+    of_whole = dict(zip(whole.keys, whole.fields["advantages"], strict=True))
+    left = {key: value for key, value in zip(outcome.keys, outcome.fields["advantages"], strict=True) if uid in key}
+    assert len(left) == 4
+    for key, value in left.items():
+        torch.testing.assert_close(value, of_whole[key], rtol=1e-5, atol=1e-6)
+    plain = live.update(rows, plugins={"keep": KeepOf(3)}, settings=settings, fields=FIELDS)
+    assert not torch.allclose(plain.of("advantages")[rows.keys[0]], left[rows.keys[0]], rtol=1e-3)
+
+
+def test_a_joined_row_leaves_with_a_group_that_is_dropped(live, rows):
+    uid = rows.keys[0].rsplit("_", 2)[0]
+    member = AddedRow(FIRST.prompt, FIRST.response, None, reward=1.0, uid=uid)
+    settings = {"critic.enable": False}
+    gone = live.update(rows, plugins={"keep": KeepOf(0)}, settings=settings, fields=FIELDS)
+    outcome = live.update(rows, plugins={"add": Add(member), "keep": KeepOf(0)}, settings=settings, fields=FIELDS)
+    assert outcome.metrics["dataflex/added_rows_without_group"] == 1.0
+    assert outcome.metrics["dataflex/added_rows"] == 0.0
+    assert outcome.of("advantages").keys() == gone.of("advantages").keys() and outcome.grad_norm == gone.grad_norm
+    both = live.update(rows, plugins={"add": Add(member, SECOND), "keep": KeepOf(0)}, settings=settings, fields=FIELDS)
+    assert both.metrics["dataflex/added_rows"] == both.metrics["dataflex/added_rows_without_group"] == 1.0
+    assert [value.tolist() for value in added_of(both, "advantages")] == [[-0.5, 2.0]]
 
 
 def test_behaviour_log_probs_reach_verls_correction(live, rows, demo):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from dataflex_hooks import AddedRow, ParameterChecks, RewardDecision, RolloutBatch, StepContext, hookimpl
 from dataflex_replay.pool import KEEP, Bounds, Ints, SuccessPool
 from dataflex_replay.successes import failed_groups, prompt_keys, successes
@@ -19,7 +21,8 @@ class Replay:
     Args:
         success_threshold: a reward above it is a success; a group with none has failed.
         per_group: replayed responses for a failed group, at most.
-        max_rows: replayed responses in a step, at most; None for no limit. Prompts are taken in the order of a hash.
+        max_rows: replayed responses in a step, at most; None for no limit. Prompts are taken in an order of their
+            contents, by hash.
         capacity: responses kept of a prompt.
         total: responses kept of all prompts.
         max_age: training steps after which a response is forgotten.
@@ -70,7 +73,7 @@ class Replay:
         self.requires = {"post_reward": ("prompts", "responses", "rm_scores", "response_mask", *optional)}
 
     @hookimpl
-    def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
+    def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> RewardDecision:
         """Return responses of earlier steps for the groups that failed, then remember this step's successes."""
         keys = prompt_keys(batch, self.identity)
         self.pool.forget(ctx.step)
@@ -78,7 +81,13 @@ class Replay:
         asked, found = self.pool.find(keys[failed], self.per_group)
         add = [self._added(batch, int(row), int(hit)) for row, hit in self._limited(failed[asked], found)]
         self.pool.add(successes(batch, self.threshold, keys, ctx.step, self.log_probs))
-        return RewardDecision(add=add) if add else None
+        metrics = {
+            "failed_groups_total": float(len(failed)),
+            "replayed_total": float(len(add)),
+            "pool": float(len(self.pool.held)),
+            "pool_prompts": float(len(np.unique(self.pool.held.prompt))),
+        }
+        return RewardDecision(add=add, metrics=metrics)
 
     def _limited(self, rows: Ints, found: Ints) -> Any:
         return zip(rows[: self.max_rows], found[: self.max_rows], strict=True)

@@ -24,7 +24,7 @@ def prompt_keys(batch: RolloutBatch, identity: str | None) -> Ints:
 
 
 def failed_groups(batch: RolloutBatch, threshold: float) -> Ints:
-    """Return for each group of which no session's reward exceeds ``threshold`` its first row; in order of prompts.
+    """Return for each group of which no session's reward exceeds ``threshold`` its first row, in the order of contents.
 
     The first row is that of the lowest session number and output index: in an agent loop with several outputs it is the
     one that has the prompt of the dataset.
@@ -36,7 +36,7 @@ def failed_groups(batch: RolloutBatch, threshold: float) -> Ints:
     )
     _, first = np.unique(batch.group.cpu().numpy()[order], return_index=True)
     rows: Ints = order[first][(best <= threshold).numpy()]
-    return rows[np.lexsort((batch.uid[rows].astype(str), batch.prompt_hash[rows]))]
+    return rows[np.argsort(batch.tie_rank.cpu().numpy()[rows])]
 
 
 def successes(batch: RolloutBatch, threshold: float, keys: Ints, step: int, with_log_probs: bool) -> Responses:

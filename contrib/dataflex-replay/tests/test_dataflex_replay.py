@@ -10,7 +10,7 @@ import torch
 from dataflex_replay import Bounds, Replay, Responses, SuccessPool
 
 from dataflex_hooks import ConfigError
-from dataflex_hooks.testing import Row, make_batch, make_context
+from dataflex_hooks.testing import Row, assert_plugin_contract, make_batch, make_context, run_hooks
 
 
 def batch(*groups, log_prob=-0.5, columns=None):
@@ -26,8 +26,11 @@ def batch(*groups, log_prob=-0.5, columns=None):
 
 
 def step(plugin, number, given):
-    decision = plugin.post_reward(given, make_context(step=number))
-    return [] if decision is None else list(decision.add)
+    outcome = run_hooks(plugin, given, ctx=make_context(step=number))
+    added = [row for _, row in outcome.added]
+    assert outcome.metrics["dataflex/plugin/replayed_total"] == len(added)
+    assert outcome.metrics["dataflex/plugin/pool"] == len(plugin.pool.held)
+    return added
 
 
 def tokens(added):
@@ -250,3 +253,8 @@ def test_wrong_parameters_are_all_named_at_once():
 
 def test_columns_of_responses_are_what_a_checkpoint_holds():
     assert set(Replay().state_dict()["pool"]) == {field.name for field in dataclasses.fields(Responses)}
+
+
+def test_it_keeps_the_contract_of_a_plugin():
+    succeeded = batch((1, [(1, (7, 8)), (1, (6,)), 0]), (2, [1, 0]), (3, [0, 0]))
+    assert_plugin_contract(Replay, batches=[succeeded, batch((1, [0, 0, 0]), (2, [0, 0]), (3, [0, 1]))])

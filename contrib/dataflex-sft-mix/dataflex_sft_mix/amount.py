@@ -59,25 +59,33 @@ class Share:
             if not 0 <= value <= 1:
                 checks.add([Problem("share", dict(share), f"a number >= 0 and <= 1 at step {step}")])
 
-    def at(self, step: int) -> float:
-        """Return the share at a training step."""
+    def at(self, step: int) -> Fraction:
+        """Return the share at a training step.
+
+        A constant one is the fraction of a denominator up to a million that the number stands for, so that 1/3 is a
+        third. Of one that changes, twelve decimals count: sums of such fractions stay short.
+        """
         if self._schedule is not None:
-            return float(self._schedule.at(step))
+            return _rounded(float(self._schedule.at(step)))
         if self.decay == "none":
-            return self.share
+            return Fraction(self.share).limit_denominator(10**6)
         left = max(0.0, 1 - step / self.steps) if self.decay == "linear" else 2.0 ** (-step / self.steps)
-        return self.least + (self.share - self.least) * left
+        return _rounded(self.least + (self.share - self.least) * left)
 
 
-def whole(share: float, rollouts: int, carried: Fraction) -> tuple[int, Fraction]:
+def _rounded(value: float) -> Fraction:
+    return Fraction(round(value * 10**12), 10**12)
+
+
+def whole(share: Fraction, rollouts: int, carried: Fraction) -> tuple[int, Fraction]:
     """Round ``share * rollouts + carried`` down; what is cut off is carried to the next time.
 
-    In exact arithmetic on the share's decimal digits: after any number of steps of one share the demonstrations add up
-    to ``floor(share * all rollouts)``.
+    In exact arithmetic: after any number of steps of one share the demonstrations add up to
+    ``floor(share * all rollouts)``.
 
     Returns:
         Demonstrations that are due, and the fraction to carry, in [0, 1).
     """
-    wanted = Fraction(repr(share)) * rollouts + carried
+    wanted = share * rollouts + carried
     due = wanted.numerator // wanted.denominator
     return due, wanted - due

@@ -92,14 +92,20 @@ class SftMix:
 
     @hookimpl
     def post_reward(self, batch: RolloutBatch, ctx: StepContext) -> RewardDecision | None:
-        """Return the demonstrations that are due at this step, None if none are."""
+        """Return the demonstrations that are due at this step; None in a step that does not mix."""
         if ctx.step % self.every:
             return None
-        due, self._carried = whole(self.share.at(ctx.step), batch.n_sessions, self._carried)
-        if not due:
-            return None
+        share = self.share.at(ctx.step)
+        due, self._carried = whole(share, batch.n_sessions, self._carried)
         seed = abs(ctx.seed) if self.seed is None else self.seed
-        return RewardDecision(add=[self._added(row) for row in self._order.take(due, seed)])
+        add = [self._added(row) for row in self._order.take(due, seed)]
+        metrics = {
+            "share": float(share),
+            "epoch": float(self._order.epoch),
+            "demonstrations_total": float(due),
+            "left_out": float(self.demonstrations.left_out),
+        }
+        return RewardDecision(add=add, metrics=metrics)
 
     def _added(self, row: int) -> AddedRow:
         data = self.demonstrations

@@ -12,7 +12,7 @@ from dataflex_sft_mix import SftMix
 from dataflex_sft_mix.amount import Share, whole
 
 from dataflex_hooks import ConfigError, ParameterChecks
-from dataflex_hooks.testing import make_context, make_groups
+from dataflex_hooks.testing import assert_plugin_contract, make_context, make_groups, run_hooks
 
 TOKENS = [{"prompt": [1, 2], "response": [10 + i, 3], "domain": "ab"[i % 2]} for i in range(5)]
 
@@ -34,8 +34,10 @@ def rollouts(count):
 
 
 def added(plugin, step, count=8, seed=0):
-    decision = plugin.post_reward(rollouts(count), make_context(step=step, seed=seed))
-    return [] if decision is None else [row.response[0] - 10 for row in decision.add]
+    outcome = run_hooks(plugin, rollouts(count), ctx=make_context(step=step, seed=seed))
+    rows = [row.response[0] - 10 for _, row in outcome.added]
+    assert outcome.metrics.get("dataflex/plugin/demonstrations_total", 0.0) == len(rows)
+    return rows
 
 
 def problems(*args, **kwargs):
@@ -72,9 +74,9 @@ def test_a_share_falls_as_its_decay_says():
         return made
 
     linear, halving = share("linear", 10, 0.1), share("exponential", 10, 0.1)
-    assert [linear.at(step) for step in (0, 5, 10, 99)] == pytest.approx([0.4, 0.25, 0.1, 0.1])
-    assert [halving.at(step) for step in (0, 10, 20, 1000)] == pytest.approx([0.4, 0.25, 0.175, 0.1])
-    assert share("none", None, 0.0).at(50) == 0.4
+    assert [float(linear.at(step)) for step in (0, 5, 10, 99)] == pytest.approx([0.4, 0.25, 0.1, 0.1])
+    assert [float(halving.at(step)) for step in (0, 10, 20, 1000)] == pytest.approx([0.4, 0.25, 0.175, 0.1])
+    assert share("none", None, 0.0).at(50) == Fraction(2, 5)
 
 
 def test_a_share_may_be_a_schedule(write):
@@ -83,8 +85,17 @@ def test_a_share_may_be_a_schedule(write):
 
 
 def test_whole_numbers_come_out_of_exact_fractions():
-    assert whole(0.1, 30, Fraction(0)) == (3, Fraction(0))
-    assert whole(0.3, 5, Fraction(1, 2)) == (2, Fraction(0))
+    assert whole(Fraction(1, 10), 30, Fraction(0)) == (3, Fraction(0))
+    assert whole(Fraction(3, 10), 5, Fraction(1, 2)) == (2, Fraction(0))
+
+
+def test_a_third_is_a_third_and_fractions_stay_short(write):
+    plugin = SftMix(write(TOKENS), share=1 / 3)
+    assert [len(added(plugin, step, 6)) for step in range(1, 6)] == [2] * 5
+    decaying = SftMix(write(TOKENS), share=1 / 3, decay="exponential", decay_steps=7)
+    counts = [len(added(decaying, step, 6)) for step in range(1, 200)]
+    assert sum(counts) == int(sum(2 * 2 ** (-step / 7) for step in range(1, 200)))
+    assert len(decaying.state_dict()["carried"]) < 40
 
 
 # ---------------------------------------------------------------- order
@@ -269,3 +280,8 @@ def test_text_and_messages_become_the_tokens_of_the_policy(write, tokenizer):
     assert rows() == [([2, 3], [4, 0]), ([1, 2, 3], [4, 0]), ([2], [4])]
     assert rows(end=False) == [([2, 3], [4]), ([1, 2, 3], [4, 0]), ([2], [4])]
     assert rows(chat_template_kwargs={"tail": "h"})[1][0] == [1, 2, 3, 9]
+
+
+def test_it_keeps_the_contract_of_a_plugin(write):
+    path = write(TOKENS)
+    assert_plugin_contract(lambda: SftMix(path, share=0.3))
