@@ -17,6 +17,7 @@ Reduction = Literal["mean", "sum", "max", "min", "last"]
 FIXED = frozenset(
     {
         "added_rows",
+        "added_rows_without_group",
         "applied",
         "dropped_frac",
         "ess_frac",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dataflex_sft_mix import SftMix
 from dataflex_sft_mix.amount import Share, whole
+from dataflex_sft_mix.order import permutation
 
 from dataflex_hooks import ConfigError, ParameterChecks
 from dataflex_hooks.testing import assert_plugin_contract, make_context, make_groups, run_hooks
@@ -107,6 +109,15 @@ def test_every_pass_takes_each_once_in_an_order_of_its_own(write):
     passes = [taken[i : i + 5] for i in range(0, 50, 5)]
     assert all(sorted(one) == [0, 1, 2, 3, 4] for one in passes)
     assert len({tuple(one) for one in passes}) > 3
+
+
+def test_orders_are_permutations_that_favour_no_place():
+    first = np.array([permutation(5, seed, epoch) for seed in range(40) for epoch in range(50)])
+    assert (np.sort(first, axis=1) == np.arange(5)).all()
+    # 2000 draws: each row stands 400 times at each place, give or take five standard deviations of 18.
+    counts = np.stack([(first == row).sum(axis=0) for row in range(5)])
+    assert abs(counts - 400).max() < 90
+    assert permutation(6, 3, 1).tolist() == [5, 2, 4, 0, 3, 1]
 
 
 def test_the_seed_decides_the_order(write):
