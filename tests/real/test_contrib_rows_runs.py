@@ -27,7 +27,7 @@ SMALL = (
     "trainer.test_freq=-1",
     "algorithm.rollout_correction.rollout_is=token",
     "+dataflex.plugins.sft_mix.share=0.15",
-    "+dataflex.plugins.replay.capacity=2",
+    "+dataflex=replay",
 )
 OURS = ("dataflex/sft_mix/", "dataflex/replay/", "dataflex/added_rows", "actor/grad_norm", "critic/score/mean")
 
