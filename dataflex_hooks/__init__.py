@@ -23,11 +23,13 @@ from dataflex_hooks.errors import (
     ConfigError,
     DataFlexError,
     DecisionError,
+    Described,
     FieldError,
     Origin,
     ParameterError,
     PluginError,
     Problem,
+    nearest,
 )
 from dataflex_hooks.manager import HookManager
 from dataflex_hooks.markers import hookimpl, hookspec
@@ -41,6 +43,7 @@ from dataflex_hooks.registry import (
     register_scorer,
     register_selector,
 )
+from dataflex_hooks.schedules import Schedule, is_schedule, read_schedule
 
 __all__ = [
     "REGISTRY",
@@ -49,6 +52,7 @@ __all__ = [
     "DataFlexConfig",
     "DataFlexError",
     "DecisionError",
+    "Described",
     "DomainDecision",
     "DomainStats",
     "FieldError",
@@ -70,6 +74,7 @@ __all__ = [
     "Reweighter",
     "RolloutBatch",
     "RolloutDecision",
+    "Schedule",
     "Scorer",
     "Selector",
     "StepContext",
@@ -77,8 +82,11 @@ __all__ = [
     "__version__",
     "hookimpl",
     "hookspec",
+    "is_schedule",
     "merge_update",
+    "nearest",
     "parse",
+    "read_schedule",
     "register_mixer",
     "register_reweighter",
     "register_scorer",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from dataflex_hooks import ConfigError, ParameterChecks, Problem
-from dataflex_hooks.schedules import is_schedule, read_schedule
+from dataflex_hooks import ConfigError, ParameterChecks, Problem, is_schedule, read_schedule
 
 DECAYS = ("none", "linear", "exponential")
 
@@ -18,7 +17,7 @@ class Share:
     ``m + (s - m) * max(0, 1 - t / T)`` under ``linear`` and ``m + (s - m) * 2 ** (-t / T)`` under ``exponential``.
 
     Args:
-        share: 0 to 1, or a schedule ``{step: share}`` as :mod:`dataflex_hooks.schedules` reads it.
+        share: 0 to 1, or a schedule ``{step: share}`` as :func:`dataflex_hooks.read_schedule` reads it.
         decay: ``none``, ``linear`` or ``exponential``.
         decay_steps: T, training steps: to the end of a linear decay, or the half-life of an exponential one.
         min_share: m, 0 to ``share``.

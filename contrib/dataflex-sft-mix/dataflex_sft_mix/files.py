@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataflex_hooks import ConfigError, Problem
-from dataflex_hooks.errors import Described, nearest
+from dataflex_hooks import ConfigError, Described, Problem, nearest
 
 SHOWN = 5
 """At most so many unusable rows are named one by one."""

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dataflex_hooks import ConfigError, Problem
-from dataflex_hooks.errors import NOTHING
+from dataflex_hooks import ConfigError, Described, Problem
 from dataflex_sft_mix.files import Demonstration, unusable
 
 _log = logging.getLogger("dataflex_sft_mix")
@@ -141,7 +140,7 @@ def _load(how: Tokenizer) -> Any:
     if how.path is None:
         hint = "or give prompts and responses as token ids"
         accepted = "where the policy's tokenizer lies, '${actor_rollout_ref.model.path}'"
-        raise ConfigError([Problem("tokenizer", NOTHING, accepted, hint)])
+        raise ConfigError([Problem("tokenizer", Described("nothing"), accepted, hint)])
     try:
         make: Callable[..., Any] = _auto_tokenizer()
         return make(how.path, trust_remote_code=how.remote_code)

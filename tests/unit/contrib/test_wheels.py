@@ -29,7 +29,10 @@ def one_override(package: str) -> str:
 
 
 @pytest.mark.parametrize("package", NAMES)
-def test_one_override_makes_an_installed_plugin_active(package, contrib, check_json):
+def test_one_override_makes_an_installed_plugin_active(package, contrib, check_json, tmp_path, monkeypatch):
+    # A file that an override names.
+    (tmp_path / "demos.jsonl").write_text('{"prompt": [1, 2], "response": [3]}')
+    monkeypatch.chdir(tmp_path)
     found = check_json(*GOOD, one_override(package))
     assert found["ok"], found["problems"]
     (plugin,) = found["plan"]["plugins"]

@@ -126,6 +126,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry) -> Iterator[
     for name in ("train.parquet", "val.parquet", "reward.py", "model/config.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    (tmp_path / "demos.jsonl").write_text('{"prompt": [1, 2], "response": [3]}')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
