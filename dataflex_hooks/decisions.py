@@ -99,13 +99,13 @@ class RewardDecision:
     """
 
     rewards: Tensor | None = None
-    scale: Tensor | None = None
-    shift: Tensor | None = None
     keep: Tensor | None = None
     reason: str = ""
     advantages: Literal["kept", "group"] | None = None
     add: Sequence[AddedRow] = ()
     scores: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
     metrics: Mapping[str, float] | None = None
 
 
