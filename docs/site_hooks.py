@@ -30,8 +30,9 @@ _ROLE = re.compile(r":(?:class|meth|func|data|attr|mod|exc):<code>~?(?:[\w.]+\.)
 
 def outside() -> dict[str, str]:
     """Documents outside ``docs/``, by path in the repository: the page that each becomes."""
-    packages = sorted(ROOT.glob("contrib/*/README.md"))
-    return DOCUMENTS | {f"contrib/{path.parent.name}/README.md": f"contrib/{path.parent.name}.md" for path in packages}
+    overview = {"contrib/README.md": "contrib/index.md"} if (ROOT / "contrib" / "README.md").is_file() else {}
+    packages = sorted(path.parent.name for path in ROOT.glob("contrib/*/README.md"))
+    return DOCUMENTS | overview | {f"contrib/{name}/README.md": f"contrib/{name}.md" for name in packages}
 
 
 def in_site(path: str) -> str | None:

@@ -23,7 +23,7 @@ ENGLISH = tuple(
     for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))
     if ".zh." not in path.name
 )
-PACKAGES = tuple(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("contrib/*/README.md")))
+PACKAGES = tuple(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("contrib/**/README.md")))
 """Every document, whether or not a test knows it: a new one is covered by being there."""
 DOCUMENTS = ENGLISH + CHINESE + PACKAGES
 # What stands for the user's own settings; of these, only this one matters to us.

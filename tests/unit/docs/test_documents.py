@@ -105,8 +105,8 @@ def install(tmp_path: Path, dataflex, distribution, monkeypatch: pytest.MonkeyPa
         for words in made_by(document):
             assert dataflex(*words).exit_code == 0
             found(tmp_path / words[1])
-        for readme in PACKAGES if document in PACKAGES else ():
-            found((ROOT / readme).parent)
+        for project in ROOT.glob("contrib/*/pyproject.toml") if document in PACKAGES else ():
+            found(project.parent)
 
     def found(folder: Path) -> None:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
