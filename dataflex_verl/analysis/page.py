@@ -43,8 +43,7 @@ def page(title: str, head: str, charts: Sequence[Chart], tail: str = "") -> str:
         [
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            # An empty icon: browsers would ask for one otherwise.
-            f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n',
+            f"<title>{escape(title)}</title>\n",
             f"<style>{(folder / 'page.css').read_text(encoding='utf-8')}</style>\n</head><body>\n",
             f"<main><h1>{escape(title)}</h1>\n{head}\n",
             *_chart_places(charts),
