@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from dataflex_verl.analysis.alike import measured_alike, planned_alike
 from dataflex_verl.analysis.outcomes import OVERALL, REWARD, RunOutcome, first_difference
 from dataflex_verl.analysis.statistics import (
     BOOTSTRAP_FROM,
@@ -106,7 +106,7 @@ def compare_outcomes(
     """
     baseline, *others = arms
     main = metric or OVERALL
-    runs = _measured_alike(_planned_alike(list(runs)))
+    runs = measured_alike(planned_alike(list(runs)))
     by_run = {(run.arm, run.seed): run for run in runs}
     seeds = tuple(dict.fromkeys(run.seed for run in runs))
     domains = {name for run in runs for name in run.values if name not in (main, REWARD)}
@@ -202,42 +202,6 @@ def _adjusted(results: list[ArmResult], main: str) -> list[ArmResult]:
     return adjusted
 
 
-def _planned_alike(runs: list[RunOutcome]) -> list[RunOutcome]:
-    """Leave out arms whose runs, by the plan files that they left, were not the same thing under every seed."""
-    plans: dict[str, dict[tuple[str, ...], list[int]]] = {}
-    for run in runs:
-        if run.state == "finished" and run.log is not None:
-            plans.setdefault(run.arm, {}).setdefault(run.log.plan, []).append(run.seed)
-    for arm, found in plans.items():
-        if len(found) > 1:
-            groups = " and ".join(f"seed {', '.join(map(str, seeds))}" for seeds in found.values())
-            reason = f"the arm's runs followed different plans ({groups}); see their .plan.json files"
-            runs = [_left_out(run, reason) if run.arm == arm and run.state == "finished" else run for run in runs]
-    return runs
-
-
-def _measured_alike(runs: list[RunOutcome]) -> list[RunOutcome]:
-    """Leave out runs that validated something else than most: other domains, or another number of samples."""
-    counted: dict[tuple[str, ...], int] = {}
-    for run in runs:
-        if run.state == "finished" and run.measured:
-            counted[run.measured] = counted.get(run.measured, 0) + 1
-    if len(counted) < 2:
-        return runs
-    usual = max(counted, key=lambda measured: counted[measured])
-    checked = []
-    for run in runs:
-        if run.state == "finished" and run.measured and run.measured != usual:
-            other = sorted(set(run.measured) ^ set(usual))
-            run = _left_out(run, f"validated otherwise than the others: {', '.join(other[:4])}")
-        checked.append(run)
-    return checked
-
-
-def _left_out(run: RunOutcome, reason: str) -> RunOutcome:
-    return replace(run, state="left out", reason=reason, values={}, measured=())
-
-
 def _notes(
     runs: Mapping[tuple[str, int], RunOutcome], seeds: Sequence[int], alike: Iterable[tuple[str, str]]
 ) -> list[str]:
@@ -257,28 +221,3 @@ def _notes(
                     "on: training is not deterministic here, and part of every difference is that"
                 )
     return notes
-
-
-def as_data(comparison: Comparison) -> dict[str, Any]:
-    """The comparison in plain values, for JSON; without what the runs logged step by step."""
-    from dataclasses import asdict
-
-    from dataflex_verl.analysis.verdicts import verdict
-
-    runs = [
-        {key: value for key, value in asdict(replace(run, log=None)).items() if key != "log"} for run in comparison.runs
-    ]
-    arms = []
-    for arm in comparison.arms:
-        arms.append({**asdict(arm), "verdict": verdict(comparison, arm)})
-    return {
-        "baseline": comparison.baseline,
-        "seeds": list(comparison.seeds),
-        "steps": comparison.steps,
-        "rollouts": comparison.rollouts,
-        "main_outcome": comparison.main,
-        "outcomes": list(comparison.outcomes),
-        "arms": arms,
-        "runs": runs,
-        "notes": list(comparison.notes),
-    }

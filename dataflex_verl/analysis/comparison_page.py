@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
+import numpy as np
+
 from dataflex_verl.analysis.charts import Chart, axis, packed
 from dataflex_verl.analysis.colours import colour, dash
 from dataflex_verl.analysis.comparison import ArmResult, Comparison
@@ -113,7 +115,7 @@ def _curves(comparison: Comparison) -> Chart:
 
 def _mean_curve(logs: Sequence[RunLog]) -> tuple[list[int], Floats] | None:
     rows = [log.values(name) for log in logs if (name := reward_series(log)) is not None]
-    return (list(logs[0].steps), sum(rows) / len(rows)) if rows and len(rows) == len(logs) else None
+    return (list(logs[0].steps), np.mean(rows, axis=0)) if rows and len(rows) == len(logs) else None
 
 
 def _tail(comparison: Comparison, versions: Mapping[str, str]) -> Iterator[str]:

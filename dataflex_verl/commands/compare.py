@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from dataflex_verl.analysis.extra import MissingLibrary, library
 from dataflex_verl.commands.compare_checks import CheckedJobs, check_jobs
 from dataflex_verl.commands.compare_design import Arm, Design, choose_arms, choose_seeds
 from dataflex_verl.commands.compare_jobs import Job, make_jobs, run_versions
+from dataflex_verl.commands.compare_output import show, write_results
 from dataflex_verl.commands.compare_progress import CompareProgress
 from dataflex_verl.commands.compare_run import (
     FINISHED,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 STOPPED = 130
-PLAN_FILE, RESULTS, TABLE, PAGE = "compare.json", "results.json", "results.md", "report.html"
+PLAN_FILE = "compare.json"
 
 
 @dataclass(frozen=True)
@@ -225,34 +225,3 @@ def _write_plan(design: Design, checked: CheckedJobs, out: Path) -> None:
     """What was compared, for ``--collect`` and for readers."""
     plan: dict[str, Any] = {**asdict(design), "rollouts": checked.rollouts, "versions": run_versions()}
     (out / PLAN_FILE).write_text(json.dumps(plan, indent=1, default=str) + "\n", encoding="utf-8")
-
-
-def write_results(comparison: Comparison, out: Path, versions: Mapping[str, str]) -> None:
-    """Write the results as JSON, as a Markdown table and as a page."""
-    from dataflex_verl.analysis.comparison import as_data
-    from dataflex_verl.analysis.comparison_page import comparison_page
-    from dataflex_verl.analysis.comparison_text import markdown
-
-    data = {**as_data(comparison), "versions": dict(versions), "cores": os.cpu_count()}
-    (out / RESULTS).write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
-    (out / TABLE).write_text(markdown(comparison, versions), encoding="utf-8")
-    (out / PAGE).write_text(comparison_page(comparison, versions), encoding="utf-8")
-
-
-def show(comparison: Comparison, out: Path, as_json: bool) -> None:
-    """Print the sentences and the table, or the JSON."""
-    from dataflex_verl.analysis.comparison_text import main_table
-    from dataflex_verl.analysis.verdicts import verdict
-
-    if as_json:
-        typer.echo((out / RESULTS).read_text(encoding="utf-8").rstrip())
-        return
-    typer.echo("\n".join(main_table(comparison)) + "\n")
-    for arm in comparison.arms:
-        typer.echo(verdict(comparison, arm))
-    for arm in comparison.arms:
-        for gap in arm.gaps:
-            typer.echo(f"{arm.name}, {gap}", err=True)
-    for note in comparison.notes:
-        typer.echo(f"{note}.")
-    typer.echo("\n" + "\n".join(str(out / name) for name in (PAGE, TABLE, RESULTS)))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from dataflex_verl.commands.compare_design import Arm, Design, merged
 from dataflex_verl.commands.demo_plan import LEARNING_RATE, BadOption, DemoPlan
-from dataflex_verl.commands.hydra_config import CommandLine, compose_config
 from dataflex_verl.local.settings import override_key
 from dataflex_verl.versions import package_versions
 
@@ -186,17 +185,3 @@ def refuse_unequal(configs: Mapping[str, DictConfig]) -> None:
 def rollouts_of(config: DictConfig, steps: int) -> int:
     """How many rollouts a run generates for training."""
     return steps * int(config.data.train_batch_size) * int(config.actor_rollout_ref.rollout.n)
-
-
-def compose_job(job: Job, local: bool) -> DictConfig:
-    """The configuration of a run, composed without importing verl.
-
-    Raises:
-        CompositionError: the overrides give none.
-    """
-    from dataflex_verl.commands.train import add_local_overrides
-
-    line = CommandLine.parse(job.overrides)
-    if local:
-        line = line.with_overrides(add_local_overrides(line.overrides))
-    return compose_config(line)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dataflex_verl.analysis.comparison import Comparison, as_data, compare_outcomes
+from dataflex_verl.analysis.comparison import Comparison, compare_outcomes
+from dataflex_verl.analysis.comparison_data import as_data
 from dataflex_verl.analysis.comparison_text import markdown
 from dataflex_verl.analysis.outcomes import OVERALL, REWARD, RunOutcome, read_outcome
 from dataflex_verl.analysis.verdicts import verdict
