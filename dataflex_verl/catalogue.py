@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dataflex_verl.catalogue_domains import DOMAIN_ENTRIES, DOMAINS, domain_message
+from dataflex_verl.catalogue_new import NEW, NEW_ENTRIES, new_message
 from dataflex_verl.catalogue_running import RUNNING, RUNNING_ENTRIES, running_message
 
 MODE = "trainer.v1.trainer_mode=dataflex_sync"
@@ -239,7 +240,11 @@ def lines(say: Callable[[Entry], list[str]] = messages) -> Iterator[str]:
         for entry in entries:
             yield from ("", f"### {entry.title}", "", "```text", *(f"$ ... {text}" for text in entry.overrides))
             yield from (*say(entry), "```", "", f"Cause: {entry.cause}", "", f"Cure: {entry.cure}")
-    parts = ((DOMAINS, DOMAIN_ENTRIES, domain_message), (RUNNING, RUNNING_ENTRIES, running_message))
+    parts = (
+        (DOMAINS, DOMAIN_ENTRIES, domain_message),
+        (RUNNING, RUNNING_ENTRIES, running_message),
+        (NEW, NEW_ENTRIES, new_message),
+    )
     for head, described, message in parts:
         yield from ("", *head.splitlines())
         for title, case, cause, cure in described:

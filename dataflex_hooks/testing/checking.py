@@ -12,6 +12,7 @@ from dataflex_hooks.testing.outcome import Outcome
 from dataflex_hooks.testing.resuming import WatchedRunner, same_state, through_files
 from dataflex_hooks.testing.running import HookRunner
 from dataflex_hooks.testing.scenario import Step, Variant, padded_otherwise, renamed, shuffled
+from dataflex_hooks.testing.watch import Note, changes
 
 _VARIANTS: tuple[tuple[str, str, Variant], ...] = (
     ("rows", "with rows and candidates in another order", shuffled),
@@ -54,12 +55,15 @@ class Check:
         try:
             outcomes = _play(runner, plain)
         except PluginError as error:
-            name = "mutation" if runner.hooks.changed else "decisions"
-            return {name: _where(plain, error.origin.step) + _told(runner, error)}
+            changed = _changed(runner, steps, plain)
+            if changed:
+                return {"mutation": f"{_noted(plain, 'changed', changed)} in place ({error})"}
+            return {"decisions": f"{_where(plain, error.origin.step)}{error}"}
         except ConfigError as error:
             return {"registration": f"with the domains {', '.join(runner.domains)}, {error}"}
-        if runner.hooks.changed and "mutation" not in self.skip:
-            return {"mutation": _noted(plain, "changed", runner.hooks.changed)}
+        changed = _changed(runner, steps, plain)
+        if changed and "mutation" not in self.skip:
+            return {"mutation": f"{_noted(plain, 'changed', changed)} in place"}
         if "determinism" not in self.skip and (text := self._repeated(steps, runner, outcomes)):
             return {"determinism": text}
         found: dict[str, str] = {}
@@ -128,11 +132,13 @@ def _where(steps: Sequence[Step], number: int | None) -> str:
     return next((f"on step {number} ({step.name}): " for step in steps if step.ctx.step == number), "")
 
 
-def _told(runner: WatchedRunner, error: PluginError) -> str:
-    changed = [", ".join(names) for _, _, names in runner.hooks.changed]
-    return f"changed {changed[0]} in place ({error})" if changed else str(error)
+def _changed(runner: WatchedRunner, steps: Sequence[Step], played: Sequence[Step]) -> list[Note]:
+    """What was changed in a hook, or else in ``observe``, which is no hook: ``played`` were copies of ``steps``."""
+    pairs = zip(steps, played, strict=True)
+    left = ((step.ctx.step, changes({"batch": step.batch}, {"batch": copy.batch})) for step, copy in pairs)
+    return runner.hooks.changed or [("observe", number, names) for number, names in left if names]
 
 
-def _noted(steps: Sequence[Step], what: str, notes: Sequence[tuple[str, int, tuple[str, ...]]]) -> str:
+def _noted(steps: Sequence[Step], what: str, notes: Sequence[Note]) -> str:
     hook, number, names = notes[0]
     return f"{_where(steps, number)}{hook} {what} {', '.join(names)}"

@@ -16,6 +16,8 @@ from dataflex_hooks.entries import Entry
 from dataflex_hooks.testing.running import RecordingManager
 
 Prints = Mapping[str, bytes]
+Note = tuple[str, int, tuple[str, ...]]
+"""A hook, a step, and the names of what was changed or used there."""
 
 
 class WatchingManager(RecordingManager):
@@ -27,8 +29,8 @@ class WatchingManager(RecordingManager):
     """
 
     def __init__(self, plugins: Mapping[str, object] | None = None) -> None:
-        self.changed: list[tuple[str, int, tuple[str, ...]]] = []
-        self.drew: list[tuple[str, int, tuple[str, ...]]] = []
+        self.changed: list[Note] = []
+        self.drew: list[Note] = []
         super().__init__(plugins)
 
     def _call(self, entry: Entry, hook: str, **arguments: object) -> object:
@@ -42,10 +44,16 @@ class WatchingManager(RecordingManager):
             self._note(self.drew, hook, step, drawn, _random_state())
 
     @staticmethod
-    def _note(notes: list[tuple[str, int, tuple[str, ...]]], hook: str, step: int, old: Prints, new: Prints) -> None:
+    def _note(notes: list[Note], hook: str, step: int, old: Prints, new: Prints) -> None:
         names = tuple(name for name in old if old[name] != new.get(name))
         if names:
             notes.append((hook, step, names))
+
+
+def changes(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
+    """Names of what differs between two sets of arguments."""
+    old, new = fingerprint(before), fingerprint(after)
+    return tuple(name for name in old if old[name] != new.get(name))
 
 
 def fingerprint(arguments: Mapping[str, object]) -> Prints:

@@ -6,7 +6,6 @@ import importlib
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,9 @@ import torch
 
 import dataflex_hooks as dh
 from dataflex_hooks import discovery
+from dataflex_hooks.testing import Row, make_batch
 
 torch.set_num_threads(1)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One model output. Token values are given per token; a single number stands for every token."""
-
-    uid: str
-    session: int = 0
-    output: int = 0
-    length: int = 2
-    reward: float = 0.0
-    advantage: float | tuple[float, ...] = 0.0
-    log_prob: float | tuple[float, ...] = -0.5
-    mask: int | tuple[int, ...] = 1
-    tokens: tuple[int, ...] | None = None
-    prompt: tuple[int, ...] | None = None
-    domain: str = "math"
 
 
 class BatchBuilder:
@@ -59,44 +42,9 @@ class BatchBuilder:
         columns: Mapping[str, Any] | None = None,
         **token_fields: torch.Tensor,
     ) -> dh.RolloutBatch:
-        def per_token(name: str, dtype: torch.dtype) -> torch.Tensor:
-            values: list[float] = []
-            for row in rows:
-                given = getattr(row, name)
-                values += given if isinstance(given, tuple) else [given] * row.length
-            return torch.tensor(values, dtype=dtype)
-
-        def offsets(lengths: Sequence[int]) -> torch.Tensor:
-            return torch.tensor([0, *lengths]).cumsum(0)
-
-        seed = {row.uid: 100 + 7 * index for index, row in enumerate(sorted(rows, key=lambda row: row.uid))}
-        responses = [
-            row.tokens or tuple(1000 * row.session + 10 * row.output + seed[row.uid] + t for t in range(row.length))
-            for row in rows
-        ]
-        prompts = [row.prompt or (seed[row.uid], 5) for row in rows]
-        fields: dict[str, torch.Tensor] = {
-            "response_mask": per_token("mask", torch.int64),
-            "rm_scores": torch.cat(
-                [torch.tensor([0.0] * (row.length - 1) + [row.reward])[: row.length] for row in rows]
-            ),
-            "advantages": per_token("advantage", torch.float32),
-            "old_log_probs": per_token("log_prob", torch.float32),
-            "responses": torch.tensor([token for tokens in responses for token in tokens], dtype=torch.int64),
-            **token_fields,
-        }
-        return dh.RolloutBatch(
-            keys=[f"{row.uid}_{row.session}_{row.output}" for row in rows],
-            offsets=offsets([row.length for row in rows]),
-            fields={"domain": [row.domain for row in rows], **(columns or {})},
-            token_fields={name: values for name, values in fields.items() if name not in without},
-            prompts=None
-            if "prompts" in without
-            else (
-                torch.tensor([token for tokens in prompts for token in tokens]),
-                offsets([len(tokens) for tokens in prompts]),
-            ),
-        )
+        # Bare: one column beside the fields, so that a test says what is there.
+        bare = {"data_source", "dataflex_domain", "dataflex_row"} - set(columns or {})
+        return make_batch(rows, columns=columns, token_fields=token_fields, without=(*without, *bare))
 
 
 @pytest.fixture(scope="session")

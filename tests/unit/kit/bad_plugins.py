@@ -338,3 +338,81 @@ class UndeclaredPart:
     @hookimpl
     def post_advantage(self, batch, ctx):
         return df.UpdateDecision(weights=torch.ones(batch.bs))
+
+
+class OfTooManyCandidates:
+    @hookimpl
+    def pre_rollout(self, candidates, ctx):
+        return df.RolloutDecision(admit=torch.ones(len(candidates) + 1, dtype=torch.bool))
+
+
+class OfHalfAdmitted:
+    @hookimpl
+    def pre_rollout(self, candidates, ctx):
+        return df.RolloutDecision(priority=torch.full((len(candidates),), float("nan")))
+
+
+class ShiftsByPosition:
+    provides = {"reward_shift"}
+
+    @hookimpl
+    def post_reward(self, batch, ctx):
+        return df.RewardDecision(shift=torch.arange(batch.bs) / 10)
+
+
+class ShiftsByLength:
+    provides = {"reward_shift"}
+
+    @hookimpl
+    def post_reward(self, batch, ctx):
+        return df.RewardDecision(shift=-batch.n_valid / 100)
+
+
+class DropsByPosition:
+    @hookimpl
+    def post_reward(self, batch, ctx):
+        return df.RewardDecision(keep=torch.arange(batch.bs) >= 2)
+
+
+class MixesAtRandom:
+    provides = {"proportions"}
+
+    @hookimpl
+    def on_domain_stats(self, stats, ctx):
+        share = torch.rand(len(stats.domains)) + 0.1
+        return df.DomainDecision(proportions=share / share.sum())
+
+
+class MixesByAllSteps:
+    """The mean reward of all steps, which a resumed run has forgotten."""
+
+    provides = {"proportions"}
+
+    def __init__(self) -> None:
+        self.total = np.zeros(2)
+
+    @hookimpl
+    def on_domain_stats(self, stats, ctx):
+        self.total = self.total + stats.scores["reward"]
+        share = self.total + 0.1
+        return df.DomainDecision(proportions=torch.from_numpy(share / share.sum()))
+
+
+class MixesByAllStepsAndSaves(MixesByAllSteps):
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"]
+
+
+class ObservesAndChanges(ByReward):
+    observes = "post_reward"
+
+    def observe(self, batch, ctx):
+        batch.values("rm_scores").add_(1.0)
+
+
+class SetsOthersProportions(ByReward):
+    def start(self, domains):
+        return [0.5] * (len(domains) + 1)

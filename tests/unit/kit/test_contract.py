@@ -20,6 +20,9 @@ BROKEN = {
         *map(bad.weights, (bad.below_zero, bad.of_an_undeclared_field, bad.that_raises)),
         *map(bad.update, (bad.of_graded_masks, bad.of_another_hook)),
         bad.OfTooManyShares,
+        bad.OfTooManyCandidates,
+        bad.OfHalfAdmitted,
+        bad.SetsOthersProportions,
         bad.UndeclaredPart,
     ],
     "mutation": [
@@ -28,11 +31,13 @@ BROKEN = {
         bad.update(bad.that_writes_into_a_column, EXTRA),
         bad.ThatSortsCandidates,
         bad.ThatWritesIntoStatistics,
+        bad.ObservesAndChanges,
     ],
     "acts": [bad.NeverDecides],
     "determinism": [
         *map(bad.weights, (bad.from_torchs_global_generator, bad.from_numpys_global_generator)),
         *map(bad.weights, (bad.from_pythons_global_generator, bad.from_an_unseeded_generator)),
+        bad.MixesAtRandom,
     ],
     "rows": [
         bad.weights(bad.by_position),
@@ -40,11 +45,14 @@ BROKEN = {
         bad.update(bad.with_ties_by_position),
         bad.ThatAdmitsTheFirst,
         bad.RewardsByPosition,
+        bad.ShiftsByPosition,
+        bad.DropsByPosition,
     ],
     "uids": [bad.weights(bad.by_uid)],
     "padding": [bad.weights(bad.that_averages_over_padding), bad.weights(bad.that_sums_over_tools)],
     "state": [
         *(bad.Remembers, bad.SavesHalf, bad.LoadsNothing, bad.SavesWhatCannotBeStored, bad.FailsToLoad),
+        bad.MixesByAllSteps,
     ],
 }
 KEPT = [
@@ -60,6 +68,8 @@ KEPT = [
     bad.RemembersAndSaves,
     bad.ByReward,
     bad.RewardsByLength,
+    bad.ShiftsByLength,
+    bad.MixesByAllStepsAndSaves,
 ]
 CASES = [(name, plugin) for name, plugins in BROKEN.items() for plugin in plugins]
 
