@@ -6,9 +6,10 @@ The wheels are on the path only while such a test is collected or runs: installe
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,14 +34,19 @@ def _is_installed(name: str) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     if not isinstance(collector, pytest.Module):
         return (yield)
-    with _package_installed(collector.path):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_package_installed(collector.path))
+        except RuntimeError as error:  # a wheel cannot be built: these tests fail, not the session
+            yield
+            return pytest.CollectReport(collector.nodeid, "failed", str(error), [])
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     with _package_installed(item.path):
         return (yield)

@@ -28,17 +28,29 @@ def one_override(package: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("package", NAMES)
-def test_one_override_makes_an_installed_plugin_active(package, contrib, check_json, tmp_path, monkeypatch):
-    # A file that an override names.
-    (tmp_path / "demos.jsonl").write_text('{"prompt": [1, 2], "response": [3]}')
+@pytest.fixture
+def their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that overrides in the READMEs name, in the current directory."""
+    (tmp_path / "judge.py").write_text("async def compute_score(solution_str):\n    return 0.7\n")
+    (tmp_path / "demos.jsonl").write_text(json.dumps({"prompt": [5, 6], "response": [7, 4]}) + "\n")
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_one_override_makes_an_installed_plugin_active(package, contrib, check_json, their_files):
     found = check_json(*GOOD, one_override(package))
     assert found["ok"], found["problems"]
     (plugin,) = found["plan"]["plugins"]
     assert (plugin["plugin"], plugin["distribution"]) == (plugin_name(package), package)
     assert plugin["version"] == version(package)
     assert plugin["hooks"]
+
+
+def test_the_overview_lists_every_package_with_its_override():
+    rows = re.findall(
+        r"^\| \[(\S+)\]\((\S+)/README.md\) \| .+ \| `(.+)` \|$", (CONTRIB / "README.md").read_text(), re.M
+    )
+    assert sorted(rows) == [(name, name, one_override(name)) for name in NAMES]
 
 
 @pytest.mark.parametrize("package", NAMES)
