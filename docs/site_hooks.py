@@ -19,6 +19,7 @@ DOCUMENTS = {
     "README.md": "project/readme.md",
     "README.zh.md": "project/readme.zh.md",
     "CHANGELOG.md": "project/changelog.md",
+    "contrib/README.md": "contrib/index.md",
 }
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(\]\()([^)\s#]*)((?:#[^)\s]*)?\))")
@@ -30,9 +31,8 @@ _ROLE = re.compile(r":(?:class|meth|func|data|attr|mod|exc):<code>~?(?:[\w.]+\.)
 
 def outside() -> dict[str, str]:
     """Documents outside ``docs/``, by path in the repository: the page that each becomes."""
-    overview = {"contrib/README.md": "contrib/index.md"} if (ROOT / "contrib" / "README.md").is_file() else {}
     packages = sorted(path.parent.name for path in ROOT.glob("contrib/*/README.md"))
-    return DOCUMENTS | overview | {f"contrib/{name}/README.md": f"contrib/{name}.md" for name in packages}
+    return DOCUMENTS | {f"contrib/{name}/README.md": f"contrib/{name}.md" for name in packages}
 
 
 def in_site(path: str) -> str | None:
@@ -60,7 +60,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the packages of ``contrib/`` into the navigation."""
     packages = [page for page in outside().values() if page.startswith("contrib/")]
     (plugins,) = [section["Plugins"] for section in config.nav or [] if "Plugins" in section]
-    plugins += [{"Packages": packages}] if packages else []
+    plugins.append({"Packages": packages})
     return config
 
 

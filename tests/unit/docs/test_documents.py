@@ -48,7 +48,7 @@ FILES = {
 }
 INERT = {"text", "json"}
 LOOKS_LIKE_CODE = re.compile(
-    r"^(?:\$ )?(?:dataflex (?!trace:)|(?:python3?|pip|import|from|\+\+?dataflex) )", re.MULTILINE
+    r"^(?:\$ )?(?:dataflex (?!\w+:)|(?:python3?|pip|import|from|\+\+?dataflex) )", re.MULTILINE
 )
 # A package is shown in parts; the test named builds it out of them.
 TESTED_AS_A_WHOLE = {"docs/plugins/publishing.md": "test_publishing.py"}
