@@ -55,11 +55,11 @@ def said(caplog):
 
 
 def test_a_slow_call_is_named_with_plugin_distribution_hook_step_time_and_limit(build, caplog):
-    assert run(build([0.0, 0.06, 0.0], own=0.05), 3) == [None, 1.0, 0.0]
+    assert run(build([0.0, 0.7, 0.0], own=0.6), 3) == [None, 1.0, 0.0]
     (text,) = said(caplog)
     assert re.fullmatch(
         r"plugin 'nap' \(acme-sleep 0\.9\) in post_reward at step 2 (took|is still running after) 0\.\d+ s, more than "
-        r"slow_plugin_seconds=0\.05: the whole run waits for it\. The next warning comes at twice that time",
+        r"slow_plugin_seconds=0\.6: the whole run waits for it\. The next warning comes at twice that time",
         text,
     )
     assert caplog.records[0].levelno == logging.WARNING
