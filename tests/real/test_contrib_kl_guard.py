@@ -71,13 +71,12 @@ def test_the_kl_of_the_trainer_rises_and_the_guard_sees_it(moves, guard, free):
     assert [step["dataflex/guard/kl"] for step in seen[1:]] == pytest.approx(kl[:2], rel=1e-3, abs=1e-7)
 
 
-def test_scaling_damps_how_far_parameters_move(moves, guard, free, record_property):
+def test_scaling_damps_how_far_parameters_move(moves, guard, free):
     high = (free[1][0][METRIC] + free[1][1][METRIC]) / 2
     moved, metrics = moves(guard(metric=METRIC, high=high, low=0.0, scale=0.01))
     assert [step["dataflex/guard/engaged"] for step in metrics] == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert moved[0] == pytest.approx(free[0][0], rel=1e-4)
     ratios = [one / other for one, other in zip(moved[1:], free[0][1:], strict=True)]
-    record_property("step lengths in parts of those without the guard", [round(ratio, 3) for ratio in ratios])
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[-1] < 0.7 and sum(moved[1:]) < 0.8 * sum(free[0][1:])
 
