@@ -77,7 +77,7 @@ def test_scaling_damps_how_far_parameters_move(moves, guard, free):
     assert [step["dataflex/guard/engaged"] for step in metrics] == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert moved[0] == pytest.approx(free[0][0], rel=1e-4)
     ratios = [one / other for one, other in zip(moved[1:], free[0][1:], strict=True)]
-    assert ratios == sorted(ratios, reverse=True)
+    assert ratios == pytest.approx([0.82, 0.69, 0.60, 0.53], abs=0.1)  # the figures of the README
     assert ratios[-1] < 0.7 and sum(moved[1:]) < 0.8 * sum(free[0][1:])
 
 
