@@ -95,6 +95,15 @@ def read_outcome(
     )
 
 
+def failed_outcome(arm: str, seed: int, folder: Path, reason: str) -> RunOutcome:
+    """A run that did not finish: what went wrong, and after which step."""
+    try:
+        place = f"after step {read_run(folder).last_step}"
+    except UnreadableRun:
+        place = "before the first step"
+    return RunOutcome(arm, seed, "failed", f"{place}: {reason}; log: {folder / 'verl.log'}")
+
+
 def last_steps(steps: int) -> int:
     """Over how many steps the training reward is averaged at the end."""
     return max(1, min(WINDOW, steps // 2))

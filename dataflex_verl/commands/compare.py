@@ -19,6 +19,7 @@ from dataflex_verl.commands.compare_output import show, write_results
 from dataflex_verl.commands.compare_progress import CompareProgress
 from dataflex_verl.commands.compare_run import (
     FINISHED,
+    RUN_FAILED,
     comparison_locked,
     read_json,
     refuse_changed,
@@ -181,7 +182,7 @@ def _run_all(design: Design, jobs: Sequence[Job], console: Console) -> list[Job]
 
 def _evaluate(design: Design, checked: CheckedJobs, out: Path) -> Comparison:
     from dataflex_verl.analysis.comparison import compare_outcomes
-    from dataflex_verl.analysis.outcomes import RunOutcome, read_outcome
+    from dataflex_verl.analysis.outcomes import failed_outcome, read_outcome
 
     runs = []
     for job in checked.jobs:
@@ -190,9 +191,8 @@ def _evaluate(design: Design, checked: CheckedJobs, out: Path) -> Comparison:
             seconds = finished.get("seconds")
             runs.append(read_outcome(job.arm.name, job.seed, job.folder, design.steps, design.metric, seconds))
             continue
-        failure = read_json(job.folder / "failed.json") or {}
-        reason = f"{failure.get('reason', 'ended before it was finished')}; log: {job.folder / 'verl.log'}"
-        runs.append(RunOutcome(job.arm.name, job.seed, "failed", _after_step(job.folder, reason)))
+        failure = read_json(job.folder / RUN_FAILED) or {"reason": "ended before it was finished"}
+        runs.append(failed_outcome(job.arm.name, job.seed, job.folder, str(failure.get("reason"))))
     return compare_outcomes(
         runs,
         [arm.name for arm in design.arms],
@@ -201,15 +201,6 @@ def _evaluate(design: Design, checked: CheckedJobs, out: Path) -> Comparison:
         design.metric,
         _alike(design.arms),
     )
-
-
-def _after_step(folder: Path, reason: str) -> str:
-    from dataflex_verl.analysis.records import UnreadableRun, read_run
-
-    try:
-        return f"after step {read_run(folder).last_step}: {reason}"
-    except UnreadableRun:
-        return f"before the first step: {reason}"
 
 
 def _alike(arms: Sequence[Arm]) -> list[tuple[str, str]]:

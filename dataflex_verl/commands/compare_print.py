@@ -10,11 +10,11 @@ from pathlib import Path
 
 import typer
 
-from dataflex_verl.analysis.outcomes import RunOutcome, read_outcome
+from dataflex_verl.analysis.outcomes import RunOutcome, failed_outcome, read_outcome
 from dataflex_verl.analysis.records import METRICS_FILE, UnreadableRun, read_run
 from dataflex_verl.commands.compare_design import Design
 from dataflex_verl.commands.compare_jobs import Job
-from dataflex_verl.commands.compare_run import FINISHED, folder_overrides, read_json
+from dataflex_verl.commands.compare_run import FINISHED, RUN_FAILED, folder_overrides, read_json
 from dataflex_verl.commands.demo_plan import METRICS_VARIABLE, NO_STRATEGY, BadOption
 from dataflex_verl.commands.train import VERL_MAIN, add_local_overrides
 from dataflex_verl.local.settings import local_environment
@@ -104,7 +104,11 @@ def collect_outcomes(directory: Path, found: Collected) -> list[RunOutcome]:
     for seed in found.seeds:
         for arm in found.arms:
             folder = directory / arm / f"seed-{seed}"
-            seconds = (read_json(folder / FINISHED) or {}).get("seconds")
+            finished, failure = read_json(folder / FINISHED), read_json(folder / RUN_FAILED)
+            if failure is not None and finished is None:
+                runs.append(failed_outcome(arm, seed, folder, str(failure.get("reason"))))
+                continue
+            seconds = (finished or {}).get("seconds")
             runs.append(read_outcome(arm, seed, folder, found.steps, found.metric, seconds))
     return runs
 

@@ -20,7 +20,7 @@ from dataflex_verl.commands.compare_jobs import Job
 from dataflex_verl.commands.demo_plan import BadOption
 from dataflex_verl.commands.demo_run import Record, RunFailed, train_in_child
 
-STARTED, FINISHED, FAILED = "run.json", "finished.json", "failed.json"
+STARTED, FINISHED, RUN_FAILED = "run.json", "finished.json", "failed.json"
 LOCK = ".running"
 State = Literal["finished", "changed", "failed", "partial", "new"]
 _ERROR = re.compile(r"\b\w*(?:Error|Exception|Refused)\b: ")
@@ -37,7 +37,7 @@ def state_of(job: Job) -> State:
         return "new"
     finished = read_json(job.folder / FINISHED)
     if finished is None:
-        return "failed" if (job.folder / FAILED).exists() else "partial"
+        return "failed" if (job.folder / RUN_FAILED).exists() else "partial"
     if finished.get("metrics") != _digest(job.folder / METRICS_FILE):
         return "partial"
     return "finished" if finished.get("key") == job.key else "changed"
@@ -108,7 +108,9 @@ def run_job(job: Job, local: bool, cwd: Path, on_record: Callable[[Record], None
             )
         except RunFailed as error:
             reason = reason_of(error.tail) or str(error)
-            _write(job.folder / FAILED, {"key": job.key, "reason": reason, "status": error.status, "failed": _now()})
+            _write(
+                job.folder / RUN_FAILED, {"key": job.key, "reason": reason, "status": error.status, "failed": _now()}
+            )
             return reason
         done = {"key": job.key, "finished": _now(), "seconds": round(result.total_seconds, 3)}
         _write(job.folder / FINISHED, {**done, "metrics": _digest(job.folder / METRICS_FILE)})

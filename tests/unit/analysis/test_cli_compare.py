@@ -150,7 +150,9 @@ def test_more_arms_and_seeds_run_only_what_is_new(run, training: Training, tmp_p
     assert [arm["runs"] for arm in results(tmp_path)["arms"]] == [2, 2, 2]
 
 
-def test_an_arm_that_crashes_is_reported_and_the_rest_finishes(run, training: Training, tmp_path: Path) -> None:
+def test_an_arm_that_crashes_is_reported_and_the_rest_finishes(
+    run, dataflex: Dataflex, training: Training, tmp_path: Path
+) -> None:
     training.fails_at = {("difffilter", 0): 5}
     done = run(arms=("none", "difffilter", "per"))
     assert done.exit_code == 1
@@ -162,6 +164,9 @@ def test_an_arm_that_crashes_is_reported_and_the_rest_finishes(run, training: Tr
     assert crashed["reason"].startswith("after step 5: ValueError: it broke") and crashed["values"] == {}
     assert found["arms"][1]["against"]["validation, all domains"]["seeds"] == [1]
     assert found["arms"][2]["against"]["validation, all domains"]["seeds"] == [0, 1]
+    # Gathered later, it is still a failure.
+    assert dataflex("compare", "--collect", str(tmp_path / "o")).exit_code == 0
+    assert [r for r in results(tmp_path)["runs"] if r["state"] != "finished"] == [crashed]
     # Again: that run alone, and then everything counts once.
     training.started.clear()
     training.fails_at = {}
