@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,11 +155,15 @@ def test_wandb_offline_receives_them(metrics, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
+    # wandb starts a process of its own, which takes its time on a busy machine.
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
     tracking = Tracking("project", "run", ["wandb"], config={"trainer": {}})
     for step in (1, 2):
         tracking.log(metrics, step=step)
     tracking.finish()
-    history = wandb_history(tmp_path)
+    deadline = time.monotonic() + 120
+    while len(history := wandb_history(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.5)
     assert [row["_step"] for row in history] == [1, 2]
     for row in history:
         assert {name: row[name] for name in metrics} == pytest.approx(metrics)
