@@ -31,7 +31,7 @@ def stored_names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(ALIASES.get(name, name) for name in names) - {"uid"}
 
 
-_ROWS = ("offsets", "lengths", "row_of_token", "position", "group", "session", "session_number", "output_index")
+_ROWS = ("offsets", "lengths", "group", "session", "session_number", "output_index")
 _SHARED = (*_ROWS, "group_of_session")
 
 
@@ -50,9 +50,15 @@ class RolloutBatch(Rows):
             counts ("valid"), 0 for tool tokens and others.
         prompts: token ids of all prompts, (P,), and their (bs + 1,) offsets.
 
+    Attributes:
+        by_row: decisions on whole responses stay one weight a row in place of one a token, and nothing reads tokens to
+            describe them. For hosts that have rows and no tokens.
+
     Raises:
         ValueError: lengths that do not agree, or a key of another form.
     """
+
+    by_row = False
 
     def __init__(
         self,
@@ -68,6 +74,7 @@ class RolloutBatch(Rows):
         self._token_fields = dict(token_fields)
         self._prompts = prompts
         self._tracked: dict[str, tuple[Tensor, int]] = {}
+        self._magnitudes: dict[tuple[str, str], Tensor] = {}
         for name in _SHARED:
             self._track(name, getattr(self, name))
         for name, values in self._token_fields.items():
@@ -81,6 +88,18 @@ class RolloutBatch(Rows):
             raise ValueError(f"prompt offsets must be ({self.bs + 1},), got {tuple(prompts[1].shape)}")
         self.batch = PaddedFields(tuple(self._token_fields), self._pad)
         self.non_tensor_batch = RowColumns(tuple({"uid": None, **self._fields}), self.column)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """``"{uid}_{session}_{index}"`` of each row."""
+        return self._keys
+
+    @cached_property
+    def prompt_lengths(self) -> Tensor:
+        """(bs,) int64: tokens of each row's prompt; raises FieldError without ``prompts``."""
+        if self._prompts is None:
+            raise self._missing("token field", "prompts")
+        return self._track("prompt_lengths", self._prompts[1].diff())
 
     @cached_property
     def field_names(self) -> tuple[str, ...]:
@@ -178,6 +197,22 @@ class RolloutBatch(Rows):
     def response_hash(self) -> NDArray[np.int64]:
         """(bs,) int64: 64-bit hash of each row's response tokens. Needs ``responses``."""
         return read_only(content_hash(self.values("responses"), self.offsets))
+
+    @property
+    def weighed(self) -> Tensor:
+        """(bs,) int64: how many tokens of each row merging counts, which is ``n_valid``."""
+        return self.n_valid
+
+    def magnitude(self, name: str, agg: str = "mean") -> Tensor:
+        """Mean, sum or largest of abs(values) of a token field over each row's valid tokens: (bs,) float32.
+
+        Worked out once. Rollouts read back from a decision log have the mean without having the tokens.
+        """
+        if (name, agg) not in self._magnitudes:
+            over_tokens = {"mean": self.mean_over_tokens, "sum": self.sum_over_tokens, "max": self.max_over_tokens}
+            size = over_tokens[agg](self.values(name).abs())
+            self._magnitudes[name, agg] = self._track(f"{agg} of abs({name})", size)
+        return self._magnitudes[name, agg]
 
     @cached_property
     def tie_rank(self) -> Tensor:

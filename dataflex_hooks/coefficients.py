@@ -34,4 +34,4 @@ class LossCoefficients:
         """Return what the loss gives each valid token of a row, (bs,) float64."""
         if self.kind == "token":
             return torch.ones(batch.bs, dtype=torch.float64, device=batch.offsets.device)
-        return 1.0 / batch.n_valid.clamp(min=1).to(torch.float64)
+        return 1.0 / batch.weighed.clamp(min=1).to(torch.float64)

@@ -21,7 +21,8 @@ _SHORT = ("mechanism", "scorer", "actuator")
 _SHARED = ("normalize", "domain_key", "domains", "window")
 _CALLS = ("on_error", "slow_plugin_seconds")
 _RULES = ("apply", "apply_to", "mask_scale", "min_keep", "fallback", "max_fill", "resume", "on_starved")
-_TOP = (*_SHORT, "plugins", "warmup_step", "update_step", *_CALLS, *_RULES, *_SHARED)
+_LOG = ("log_decisions", "log_dir")
+_TOP = (*_SHORT, "plugins", "warmup_step", "update_step", *_CALLS, *_RULES, *_LOG, *_SHARED)
 LATER: Mapping[str, str] = MappingProxyType(
     {
         "curriculum": "curriculum comes with the pre_rollout hook in a later version",
@@ -75,6 +76,8 @@ class DataFlexConfig:
             that are the same, ``"fresh"`` starts all plugins afresh whatever the checkpoint has.
         on_starved: when too few of a domain's candidate prompts are admitted, ``"take"`` the best refused ones with a
             warning, or stop with an ``"error"``.
+        log_decisions: whether the run keeps a decision log; ``"tokens"`` with the values of every token.
+        log_dir: folder of the log; None is ``decisions`` below ``trainer.default_local_dir``.
         shared: ``normalize``, ``domain_key``, ``domains``, ``window``, as far as given; go to every plugin that takes
             them.
     """
@@ -88,6 +91,8 @@ class DataFlexConfig:
     update_step: int = 1
     resume: Literal["strict", "matching", "fresh"] = "strict"
     on_starved: Literal["take", "error"] = "take"
+    log_decisions: Literal[False, True, "tokens"] = False
+    log_dir: str | None = None
     shared: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -158,6 +163,8 @@ class _Reader:
             update_step=self._integer(block, "update_step", "dataflex.update_step", 1, least=1),
             resume=self._choice(block, "resume", "dataflex.resume", ("strict", "matching", "fresh")),
             on_starved=self._choice(block, "on_starved", "dataflex.on_starved", ("take", "error")),
+            log_decisions=self._log_decisions(block.get("log_decisions", False)),
+            log_dir=self._log_dir(block.get("log_dir")),
             shared=self._shared(block),
         )
         return config, self.problems
@@ -237,6 +244,21 @@ class _Reader:
         if isinstance(given, float) and 0 < given < 1:
             return given
         self._refuse("dataflex.min_keep", given, "a number of rollouts >= 1, or a share of them in (0, 1)", None)
+        return None
+
+    def _log_decisions(self, given: Any) -> Literal[False, True, "tokens"]:
+        if given is True or given == "tokens":
+            return "tokens" if given == "tokens" else True
+        if given is False:
+            return False
+        hint = did_you_mean(given, ("true", "false", "tokens"))
+        self._refuse("dataflex.log_decisions", given, "false, true or tokens", hint)
+        return False
+
+    def _log_dir(self, given: Any) -> str | None:
+        if given is None or (isinstance(given, str) and given):
+            return given
+        self._refuse("dataflex.log_dir", given, "the path of a folder", None)
         return None
 
     def _max_fill(self, given: Any) -> float:

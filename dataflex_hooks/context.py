@@ -18,6 +18,7 @@ class StepContext:
         estimator: advantage estimator (``"grpo"``, ``"gae"``, ...).
         last_metrics: the previous step's logged metrics, empty at the first step.
         seed: seed of the run; derive random generators from it and ``step``, never from global state.
+        explain: the run keeps a decision log: give ``scores`` with a decision even where that takes a pass over tokens.
     """
 
     step: int
@@ -26,6 +27,7 @@ class StepContext:
     estimator: str = "grpo"
     last_metrics: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+    explain: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "last_metrics", MappingProxyType(dict(self.last_metrics)))

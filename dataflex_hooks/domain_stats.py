@@ -89,7 +89,7 @@ class DomainSums:
             kept: (bs,) bool, rows that enter the update; None is all.
         """
         code, k = session_domains(batch, self.domains), len(self.domains)
-        size = batch.per_session(batch.mean_over_tokens(batch.values("advantages").abs()))
+        size = batch.per_session(batch.magnitude("advantages"))
         in_update = sessions_of(batch.n_valid >= 0 if kept is None else kept, batch)
         self._add("scored", np.bincount(code, minlength=k))
         self._add("abs_advantage", by_domain(size, code, k))

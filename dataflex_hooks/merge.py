@@ -54,6 +54,9 @@ class MergedUpdate:
         skip_update: whether any plugin asked for no optimizer step.
         changed: False when no plugin gave a mask, weights or a scale: there is nothing to write.
         metrics: under ``dataflex/``; see :func:`dataflex_hooks.merge_metrics.update_metrics`.
+        decisions: what was merged, one a plugin that decided, by label.
+
+    For a batch with ``by_row``, decisions on whole responses have ``weights`` and ``token_mask`` (bs,) and no metrics.
     """
 
     weights: Tensor
@@ -66,6 +69,7 @@ class MergedUpdate:
     skip_update: bool
     changed: bool
     metrics: dict[str, float]
+    decisions: tuple[ResolvedUpdate, ...] = ()
 
 
 def merge_update(
@@ -123,7 +127,7 @@ def merge_resolved(
     scale = update_scale
     counts = rows.kept.count(batch)
     if mask_scale == "kept" and bool(counts.any()):
-        scale *= exact_sum(coefficient * batch.n_valid) / exact_sum(coefficient * counts)
+        scale *= exact_sum(coefficient * batch.weighed) / exact_sum(coefficient * counts)
     merged = combine(
         rows.kept,
         counts,
@@ -137,7 +141,7 @@ def merge_resolved(
         scaling = [d.origin for d in decisions if d.factor is not None or d.update_scale is not None]
         labels = ", ".join(repr(origin.label) for origin in scaling)
         raise DecisionError(scaling[0], f"the product of weights and scales of {labels} overflows float32")
-    metrics = update_metrics(decisions, merged, counts, coefficient, batch, generated)
+    metrics = {} if batch.by_row else update_metrics(decisions, merged, counts, coefficient, batch, generated)
     if rows.said:
         metrics["dataflex/fallback"] = float(rows.fell_back)
     return MergedUpdate(
@@ -145,13 +149,20 @@ def merge_resolved(
         in_batch=rows.in_batch,
         excluded=rows.excluded,
         row_keep=counts > 0,
-        token_mask=batch.expand_rows(rows.kept.rows) if rows.kept.tokens is None else rows.kept.tokens,
+        token_mask=_token_mask(rows.kept, batch),
         per_token=bool(tokenwise),
         update_scale=update_scale,
         skip_update=rows.skip_update or any(decision.skip_update for decision in decisions),
         changed=any(d.mask is not None or d.factor is not None or d.update_scale is not None for d in decisions),
         metrics=metrics,
+        decisions=tuple(decisions),
     )
+
+
+def _token_mask(kept: Kept, batch: RolloutBatch) -> Tensor:
+    if kept.tokens is not None:
+        return kept.tokens
+    return kept.rows if batch.by_row else batch.expand_rows(kept.rows)
 
 
 @dataclass(frozen=True)
@@ -211,15 +222,17 @@ def _given(decision: ResolvedUpdate) -> Tensor:
 
 def _neutral(batch: RolloutBatch, generated: Generated) -> MergedUpdate:
     """Nobody decided anything: no work on tokens beyond what the batch remembers."""
+    row_keep = batch.weighed > 0
+    everything = torch.ones((), dtype=torch.bool, device=batch.offsets.device)
     return MergedUpdate(
-        weights=batch.valid_weights,
+        weights=row_keep.to(torch.float32) if batch.by_row else batch.valid_weights,
         in_batch=None,
         excluded=None,
-        row_keep=batch.n_valid > 0,
-        token_mask=torch.ones((), dtype=torch.bool, device=batch.offsets.device).expand(batch.n_tokens),
+        row_keep=row_keep,
+        token_mask=everything.expand(batch.bs if batch.by_row else batch.n_tokens),
         per_token=False,
         update_scale=1.0,
         skip_update=False,
         changed=False,
-        metrics=neutral_metrics(batch, generated),
+        metrics={} if batch.by_row else neutral_metrics(batch, generated),
     )

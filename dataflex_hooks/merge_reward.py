@@ -55,6 +55,7 @@ class MergedReward:
         add: label and row, in an order that does not depend on the order of plugins.
         generated: the batch before the drop.
         metrics: under ``dataflex/``.
+        decisions: what was merged, one a plugin that decided, by label.
     """
 
     rewards: Tensor | None
@@ -66,6 +67,7 @@ class MergedReward:
     add: tuple[tuple[str, AddedRow], ...]
     generated: Generated
     metrics: dict[str, float] = field(default_factory=dict)
+    decisions: tuple[ResolvedReward, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -113,6 +115,7 @@ def merge_reward(
         add=tuple((decision.label, row) for decision in decisions for row in decision.add),
         generated=Generated.of(batch),
         metrics=metrics | adjusted.metrics,
+        decisions=tuple(decisions),
     )
 
 

@@ -57,16 +57,21 @@ def content_hash(values: Tensor, offsets: Tensor) -> NDArray[np.int64]:
     starts = offsets.cpu().numpy()
     lengths = np.diff(starts)
     tokens = values.cpu().numpy()
-    powers = np.cumprod(np.full(lengths.max(initial=0), _BASE, dtype=np.uint64))
+    block_size = max((len(range(*block.indices(len(tokens)))) for _, block, _ in row_blocks(starts)), default=0)
+    powers = np.cumprod(np.full(block_size, _BASE, dtype=np.uint64))
+    # Every row counts its powers from its first token; within a block they count on, and are divided back out at the
+    # end: an odd number has an inverse modulo 2**64.
+    inverse = np.uint64(pow(int(_BASE), -1, 1 << 64))
+    back = np.cumprod(np.concatenate([[np.uint64(1)], np.full(max(block_size - 1, 0), inverse, dtype=np.uint64)]))
     hashes = lengths.astype(np.uint64)
     for rows, block, first in row_blocks(starts):
         if not len(first):
             continue
-        mixed = tokens[block].astype(np.uint64) + np.uint64(1)
+        mixed = tokens[block].astype(np.uint64)
+        mixed += np.uint64(1)
         mixed *= _MIX_1
         mixed ^= mixed >> np.uint64(29)
         mixed *= _MIX_2
-        filled = lengths[rows] > 0
-        mixed *= powers[np.arange(len(mixed)) - np.repeat(first, lengths[rows][filled])]
-        hashes[rows][filled] += np.add.reduceat(mixed, first)
+        mixed *= powers[: len(mixed)]
+        hashes[rows][lengths[rows] > 0] += np.add.reduceat(mixed, first) * back[first]
     return hashes.view(np.int64)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dataflex_hooks.batch_fields import read_only
@@ -46,30 +47,55 @@ class Rows:
     """
 
     def __init__(self, keys: Sequence[str], offsets: Tensor) -> None:
-        self.bs = len(keys)
-        if offsets.shape != (self.bs + 1,) or int(offsets[0]) != 0:
-            raise ValueError(f"offsets must be ({self.bs + 1},) from 0 for {self.bs} keys, got {tuple(offsets.shape)}")
+        if offsets.shape != (len(keys) + 1,) or int(offsets[0]) != 0:
+            given = tuple(offsets.shape)
+            raise ValueError(f"offsets must be ({len(keys) + 1},) from 0 for {len(keys)} keys, got {given}")
+        parsed = parse_keys(keys)
+        _, group = np.unique(parsed.uid, return_inverse=True)
+        self._arrange(parsed.uid, group.astype(np.int64), parsed.session_number, parsed.output_index, offsets)
+
+    def _arrange(
+        self,
+        uid: NDArray[np.object_],
+        group: NDArray[np.int64],
+        session_number: NDArray[np.int64],
+        output_index: NDArray[np.int64],
+        offsets: Tensor,
+    ) -> None:
+        """Set the structure from (bs,) columns; ``group`` counts from 0 in order of ``uid``."""
+        self.bs = len(uid)
         self.offsets = offsets
         self.n_tokens = int(offsets[-1])
         self.lengths = offsets[1:] - offsets[:-1]
-        self.row_of_token = torch.repeat_interleave(self.lengths)
-        self.position = torch.arange(self.n_tokens, device=offsets.device) - offsets[self.row_of_token]
-
-        parsed = parse_keys(keys)
-        self.uid = read_only(parsed.uid)
-        _, group = np.unique(parsed.uid, return_inverse=True)
-        pairs = np.stack([group, parsed.session_number], axis=1).astype(np.int64)
-        sessions, session = np.unique(pairs, axis=0, return_inverse=True)
-        session = session.reshape(-1).astype(np.int64)
+        self.uid = read_only(uid)
         self.n_groups = int(group.max(initial=-1)) + 1
-        self.n_sessions = len(sessions)
+        # One number for each pair, in the order of the pairs: session numbers may be any, their ranks are small.
+        _, rank = np.unique(session_number, return_inverse=True)
+        width = max(self.bs, 1)
+        pairs, session = np.unique(group * width + rank.reshape(-1), return_inverse=True)
+        session = session.reshape(-1).astype(np.int64)
+        self.n_sessions = len(pairs)
         # A session's rows are averaged in this order, so that shuffled rows give the same bits.
-        by_output = np.lexsort((parsed.output_index, session))
-        arrays = (parsed.session_number, parsed.output_index, pairs[:, 0], session, sessions[:, 0], by_output)
+        by_output = np.lexsort((output_index, session))
+        arrays = (session_number, output_index, group, session, pairs // width, by_output)
         tensors = [torch.from_numpy(np.ascontiguousarray(array)).to(offsets.device) for array in arrays]
         self.session_number, self.output_index, self.group, self.session, self.group_of_session, self._by_output = (
             tensors
         )
+
+    @cached_property
+    def row_of_token(self) -> Tensor:
+        """(T,) int64: the row of each token."""
+        return self._track("row_of_token", torch.repeat_interleave(self.lengths))
+
+    @cached_property
+    def position(self) -> Tensor:
+        """(T,) int64: the place of each token in its row."""
+        place = torch.arange(self.n_tokens, device=self.offsets.device) - self.offsets[self.row_of_token]
+        return self._track("position", place)
+
+    def _track(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor
 
     def __len__(self) -> int:
         return self.bs

@@ -33,7 +33,7 @@ class Kept:
     def count(self, batch: RolloutBatch) -> Tensor:
         """(bs,) float64: kept tokens of each row."""
         if self.tokens is None:
-            return torch.where(self.rows, batch.n_valid, 0).to(torch.float64)
+            return torch.where(self.rows, batch.weighed, 0).to(torch.float64)
         return row_sum(self.tokens, batch.offsets, batch.response_mask)
 
 
@@ -72,7 +72,11 @@ def product(factors: Iterable[tuple[Tensor, bool]], batch: RolloutBatch, near_on
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """Weights (T,) float32, their sum over each row's tokens (bs,) float64, the largest, and whether all are finite."""
+    """Weights (T,) float32, their sum over each row's tokens (bs,) float64, the largest, and whether all are finite.
+
+    With ``batch.by_row`` and decisions on whole responses only, the weights are one a row (bs,), and there are no sums
+    and no largest.
+    """
 
     values: Tensor
     row_sums: Tensor
@@ -106,7 +110,7 @@ def combine(
         divisor = weighted / exact_sum(coefficient * counts) if weighted else None
     if divisor is None:
         zeros = torch.zeros(batch.bs, dtype=torch.float64)
-        return TokenWeights(torch.zeros(batch.n_tokens), zeros, 0.0, True)
+        return TokenWeights(torch.zeros(batch.bs if batch.by_row else batch.n_tokens), zeros, 0.0, True)
     tokenwise = [factors for factors in (normalised, raw) if factors is not None and factors.tokens]
     if kept.tokens is None and not tokenwise:
         return _by_row(kept, normalised, raw, divisor, scale, batch)
@@ -140,6 +144,8 @@ def _by_row(
         rows.numpy(), _rows_of(normalised), _rows_of(raw), divisor if normalised is not None else None, scale
     )
     row_weights = torch.from_numpy(weights)
+    if batch.by_row:
+        return TokenWeights(row_weights, row_weights.to(torch.float64), 0.0, bool(torch.isfinite(row_weights).all()))
     values = row_weights[batch.row_of_token]
     if int(batch.n_valid.sum()) < batch.n_tokens:
         values *= batch.response_mask
@@ -198,7 +204,7 @@ def _kept_block(
 def _kept_sums(factors: Factors, kept: Kept, batch: RolloutBatch) -> Tensor:
     """(bs,) float64: sum of the factors over each row's kept tokens."""
     if not factors.tokens and kept.tokens is None:
-        return torch.where(kept.rows, factors.rows * batch.n_valid, 0.0)
+        return torch.where(kept.rows, factors.rows * batch.weighed, 0.0)
     sums, lengths = np.zeros(batch.bs), batch.lengths.cpu().numpy()
     for rows, tokens, starts in row_blocks(batch.offsets.cpu().numpy()):
         if not len(starts):

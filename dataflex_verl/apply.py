@@ -40,6 +40,7 @@ class StepState:
         resized: rows have left the batch or come to it, and are spread evenly over its mini-batches.
         added: rows have come to it.
         skip_update: no optimizer step is to be made.
+        fill: factor by row key that makes up for uneven mini-batches, None without any.
         advantages: to write after verl's estimator, None to leave its own.
     """
 
@@ -47,6 +48,7 @@ class StepState:
     resized: bool = False
     added: bool = False
     skip_update: bool = False
+    fill: dict[str, float] | None = None
     advantages: group_advantages.GroupAdvantages | None = None
 
 
@@ -129,6 +131,7 @@ def apply_update(
     if state.resized and coefficients.divides_by_rows:
         filled, metrics = _fill(batch, weights.keys, shape(), settings.max_fill)
         weights, changed = weights.times(filled), changed or bool((filled != 1).any())
+        state.fill = dict(zip(weights.keys, filled.tolist(), strict=True))
     if not changed:
         return batch, metrics
     if factor is not None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
-from dataflex_hooks import ConfigError, Problem, PromptBatch, RolloutBatch, StepContext
+from dataflex_hooks import ConfigError, DomainStats, Problem, PromptBatch, RolloutBatch, StepContext
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums, equal_rewards, group_domains, session_domains
 from dataflex_hooks.errors import Described
 from dataflex_hooks.keep import groups_of
@@ -83,6 +83,8 @@ class DomainMixing:
         self._trained = np.zeros(len(self.domains), dtype=np.int64)
         self._counted = self.sampler.counts
         self._watch = DomainWatch(self.domains)
+        self.on_evicted: Callable[[RolloutBatch], None] | None = None
+        self._ended: tuple[DomainStats, NDArray[np.float64] | None] | None = None
         print(self._line(rows.key, rows.left_out))
 
     def _line(self, key: str, left_out: int) -> str:
@@ -133,6 +135,8 @@ class DomainMixing:
         at_reward = self.hooks.observed_fields("post_reward")
         view = bridge.fetch(meta, _REWARDED | at_reward).view
         self._sums.add_evicted(view)
+        if self.on_evicted is not None:
+            self.on_evicted(view)
         self.hooks.observe("post_reward", view, self._context())
         wanted = self.hooks.observed_fields("post_advantage")
         flat = equal_rewards(view)[view.group.cpu().numpy()]
@@ -154,6 +158,7 @@ class DomainMixing:
         in_force, counts = self.sampler.proportions, self.sampler.counts
         stats = self._sums.stats(in_force)
         decided = self.hooks.on_domain_stats(stats, ctx)
+        self._ended = (stats, decided)
         if decided is not None and self.hooks.config.apply:
             self.sampler.set_proportions(decided)
         generated, self._counted = counts - self._counted, counts
@@ -171,6 +176,21 @@ class DomainMixing:
         self._sums = DomainSums(self.domains)
         self._trained = np.zeros(len(self.domains), dtype=np.int64)
         return metrics
+
+    def described(self, scorer_means: Mapping[str, float]) -> dict[str, Any]:
+        """Return the statistics of the step that ended and what was decided from them, in plain values."""
+        assert self._ended is not None
+        stats, decided = self._ended
+        return {
+            "domains": list(stats.domains),
+            "proportions": stats.proportions.tolist(),
+            "proposed": None if decided is None else decided.tolist(),
+            "counts": stats.counts.tolist(),
+            "groups": stats.groups.tolist(),
+            "unscored": stats.unscored.tolist(),
+            "scores": {name: values.tolist() for name, values in stats.scores.items()},
+            "scorer": dict(scorer_means),
+        }
 
     def restored(self) -> None:
         """Take counts from a state that was loaded; called after verl's ``_load_checkpoint``."""

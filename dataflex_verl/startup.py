@@ -9,7 +9,7 @@ from types import MappingProxyType
 from omegaconf import DictConfig, OmegaConf
 
 from dataflex_hooks import ConfigError, HookManager, LossCoefficients, Problem
-from dataflex_verl import checkpoint
+from dataflex_verl import checkpoint, decision_log
 from dataflex_verl.drop_checks import drop_problems
 from dataflex_verl.losses import ApplyTo, estimator_of
 
@@ -51,13 +51,15 @@ def prepare_with(config: DictConfig, ask_loss: AskLoss) -> tuple[HookManager, Lo
         problems += _entropy_problems(hooks, config)
     except ConfigError as error:
         problems += error.problems
-    if hooks is None or hooks.labels:
+    if hooks is None or hooks.labels or hooks.config.log_decisions:
         try:
             coefficients = ask_loss(config, hooks.config.apply_to if hooks is not None else _apply_to(block))
             problems += hooks.loss_problems(coefficients) if hooks is not None else []
         except ConfigError as error:
-            problems += error.problems
+            # A run that only keeps a log decides nothing that the loss could get wrong.
+            problems += error.problems if hooks is None or hooks.labels else []
     if hooks is not None:
+        problems += decision_log.problems(hooks)
         problems += drop_problems(hooks, config)
         problems += checkpoint.problems(config, hooks)
     if problems or hooks is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, open_dict
 
 from dataflex_hooks import HookManager, LossCoefficients, MergedReward, StepContext
-from dataflex_verl import added_checks, added_passes, added_rows, bridge, checkpoint, drop, state_files
+from dataflex_verl import added_checks, added_passes, added_rows, bridge, checkpoint, decision_log, drop, state_files
 from dataflex_verl.apply import StepState, apply_reward, apply_update, refuse_shuffle
 from dataflex_verl.compat import require
 from dataflex_verl.mixing import DomainMixing
@@ -40,6 +40,7 @@ class DataFlexTrainer:
         lines = plan_lines(self.hooks, self.coefficients, config)
         print("\n".join(lines))
         store_plan(config, lines)
+        self.log = decision_log.open_log(config, self.hooks, self.coefficients, lines)
         # verl switches on this name (buffer class, fetch size, checkpoint contents); it must see its own mode.
         with open_dict(config):
             config.trainer.v1.trainer_mode = base_mode
@@ -65,6 +66,8 @@ class DataFlexTrainer:
         collate_fn = self.train_dataloader.collate_fn
         self.mixing = DomainMixing(self.hooks, self.config, self.train_dataset, collate_fn, self._context)
         self.train_dataloader = self.mixing.loader
+        if self.log is not None:
+            self.log.watch(self.mixing)
         if self.hooks.mixes:
             self.replay_buffer.watch(self.mixing.evicted, self.mixing.domains, self.mixing.sampler.trained)
 
@@ -76,13 +79,15 @@ class DataFlexTrainer:
             metrics.update(self.mixing.end_of_step(self._context()))
             self.hooks.calls.take_into(metrics)
             metrics.update(self.hooks.disabled_metrics())
+        if self.log is not None:
+            self.log.end_of_step(last=self.global_steps >= self.total_training_steps)
         # The same dict collects the rest of this step's metrics until the next step begins.
         self._last_metrics = metrics
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
         self._state = StepState()
-        if self.mixing is not None or self.hooks.active("post_reward", self.global_steps):
+        if self._looks or self.hooks.active("post_reward", self.global_steps):
             batch = self._post_reward(batch, metrics)
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)
         if self._state.resized:
@@ -99,7 +104,7 @@ class DataFlexTrainer:
         batch = added_passes.advantage(run, batch, metrics, self.config) if self._state.added else run(batch, metrics)
         if self._state.advantages is not None:
             batch = self._state.advantages.restore(batch)
-        asked = self.mixing is not None or self.hooks.active("post_advantage", self.global_steps)
+        asked = self._looks or self.hooks.active("post_advantage", self.global_steps)
         if asked or self._state.resized:
             batch.extra_info = extra_info | (batch.extra_info or {})
             batch = self._post_advantage(batch, metrics)
@@ -146,6 +151,8 @@ class DataFlexTrainer:
         super()._load_checkpoint()
         if folder is not None:
             self._last_metrics = checkpoint.restore(folder, self.hooks)
+            if self.log is not None:
+                self.log.resumed(self.global_steps)
         if self.mixing is not None:
             self.mixing.restored()
 
@@ -157,6 +164,11 @@ class DataFlexTrainer:
 
     # ---------------------------------------------------------------- hooks
 
+    @property
+    def _looks(self) -> bool:
+        """Whether rows are looked at in every step, plugin or none."""
+        return self.mixing is not None or self.log is not None
+
     def _context(self) -> StepContext:
         return StepContext(
             step=self.global_steps,
@@ -165,15 +177,17 @@ class DataFlexTrainer:
             estimator=str(self.config.algorithm.adv_estimator),
             last_metrics=self._last_metrics,
             seed=self.config.data.get("seed") or 0,
+            explain=self.log is not None,
         )
 
     def _fetch(self, batch: KVBatchMeta, hook: str, **kwargs: Any) -> bridge.FetchedRows:
         wanted = self.hooks.required_fields(hook, self.global_steps)
         if self.mixing is not None:
             wanted |= self.mixing.fields(hook)
-        rows = bridge.fetch(batch, wanted, **kwargs)
-        if rows.missing:
-            self.hooks.refuse_missing(hook, self.global_steps, rows.missing, bridge.stored_fields(batch))
+        logged = self.log.fields(hook) if self.log is not None else frozenset()
+        rows = bridge.fetch(batch, wanted | logged, **kwargs)
+        if rows.missing & wanted:
+            self.hooks.refuse_missing(hook, self.global_steps, rows.missing & wanted, bridge.stored_fields(batch))
         return rows
 
     def _post_reward(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -184,6 +198,8 @@ class DataFlexTrainer:
         if self.mixing is not None:
             replaced = merged.rewards if self.hooks.config.apply else None
             self.mixing.rewarded(rows.view if replaced is None else rows.view.with_token_field("rm_scores", replaced))
+        if self.log is not None:
+            self.log.rewarded(rows.view, merged, self._context())
         if self.hooks.config.apply:
             # What stays whole is counted again after advantages, where rewards may be in the batch and were not here.
             self._state.generated = merged.generated if merged.row_keep is not None else None
@@ -237,6 +253,8 @@ class DataFlexTrainer:
             )
             metrics.update(more)
             state.skip_update = skips
+        if self.log is not None:
+            self.log.advantaged(rows.view, merged, skips, state.fill)
         metrics["dataflex/applied"] = float(hooks.config.apply)
         metrics["dataflex/skip_update"] = float(skips)
         metrics["timing_s/dataflex"] = metrics.get("timing_s/dataflex", 0.0) + time.perf_counter() - started

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from torch import Tensor
+
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.components import Normalize, Reweighter
 from dataflex_hooks.context import StepContext
@@ -65,4 +67,11 @@ class ReweightPlugin(PairState):
         """Return the reweighter's weights, (bs,), (T,) or (bs, Lmax)."""
         scores = scores_for(self.scorer, batch, ctx, self.actuator.accepts, self.actuator.layout)
         weights = act(self.actuator, scores, batch, ctx)
-        return UpdateDecision(weights=weights, normalize=self.normalize)
+        return UpdateDecision(weights=weights, normalize=self.normalize, scores=self._per_row(scores, batch, ctx))
+
+    @staticmethod
+    def _per_row(scores: Tensor, batch: RolloutBatch, ctx: StepContext) -> Tensor | None:
+        values, per_token = batch.align(scores)
+        if not per_token:
+            return values
+        return batch.mean_over_tokens(values) if ctx.explain else None

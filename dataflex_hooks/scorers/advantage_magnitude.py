@@ -33,5 +33,4 @@ class AdvantageMagnitude(Scorer):
 
     def score(self, batch: RolloutBatch, step_id: int, **ctx: Any) -> Tensor:
         """Return (bs,) float32 magnitudes."""
-        over_tokens = {"mean": batch.mean_over_tokens, "sum": batch.sum_over_tokens, "max": batch.max_over_tokens}
-        return over_tokens[self.agg](batch.values("advantages").abs())
+        return batch.magnitude("advantages", self.agg)
