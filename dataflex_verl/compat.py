@@ -43,6 +43,7 @@ TRAINER: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "PPOTrainer().config",
             "PPOTrainer().global_steps",
             "PPOTrainer().local_trigger_step",
+            "PPOTrainer().total_training_steps",
             "PPOTrainer().replay_buffer",
             "PPOTrainer().tokenizer",
             "PPOTrainer().train_dataloader",
