@@ -89,6 +89,12 @@ def groups_of(rows: Tensor, batch: RolloutBatch) -> Tensor:
     return torch.bincount(batch.group[rows], minlength=batch.n_groups) > 0
 
 
+def lone_rows(batch: RolloutBatch, keep: Tensor) -> Tensor:
+    """(bs,) bool: rows in ``keep`` (bs,) bool whose group had several sessions and is left with one."""
+    left = batch.sessions_per_group(sessions_of(keep, batch))
+    return keep & batch.expand_groups((left == 1) & (batch.sessions_per_group() > 1))
+
+
 def _best_first(said: Sequence[RowKeep], session_kept: Tensor, batch: RolloutBatch) -> np.ndarray:
     """Sessions that were not kept, best first."""
     final = batch.is_final

@@ -18,10 +18,9 @@ from dataflex_hooks import (
     MergedReward,
     MergedUpdate,
     Problem,
-    RolloutBatch,
 )
 from dataflex_hooks.entries import GROUP_ESTIMATORS
-from dataflex_hooks.keep import sessions_of
+from dataflex_hooks.keep import lone_rows
 from dataflex_verl import added_passes, bridge, drop, group_advantages
 from dataflex_verl.added_checks import TokenRow
 from dataflex_verl.deal import fill
@@ -75,7 +74,7 @@ def apply_reward(
     if merged.row_keep is None:
         return batch, {}
     refuse_shuffle(config)
-    keep, lone = merged.row_keep, _lone_rows(view, merged.row_keep)
+    keep, lone = merged.row_keep, lone_rows(view, merged.row_keep)
     why_not = why_no_group_advantages(config)
     over = merged.advantages or ("kept" if why_not else "group")
     if over == "group" and why_not:
@@ -158,13 +157,6 @@ def _fill(batch: KVBatchMeta, keys: list[str], shape: drop.Shape, most: float) -
     filled = torch.tensor([by_key[key] for key in keys], dtype=torch.float64)
     metrics = {"dataflex/fill_largest": float(factors[real].max(initial=1.0)), "dataflex/fill_cut": float(cut)}
     return filled, metrics
-
-
-def _lone_rows(view: RolloutBatch, keep: torch.Tensor) -> torch.Tensor:
-    """(bs,) bool: kept rows whose group had several sessions and is left with one."""
-    sessions = view.sessions_per_group()
-    left = view.sessions_per_group(sessions_of(keep, view))
-    return keep & view.expand_groups((left == 1) & (sessions > 1))
 
 
 def _by_position(batch: KVBatchMeta, keys: list[str], keep: torch.Tensor) -> list[bool]:

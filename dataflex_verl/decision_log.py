@@ -14,6 +14,7 @@ from dataflex_hooks import ConfigError, HookManager, LossCoefficients, MergedRew
 from dataflex_hooks.decision_log.reader import FOLDER
 from dataflex_hooks.decision_log.schema import Facts
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, ROW_COLUMN
+from dataflex_verl.estimators import why_no_group_advantages
 
 if TYPE_CHECKING:
     from dataflex_hooks import RolloutBatch, StepContext
@@ -71,6 +72,7 @@ def open_log(config: DictConfig, hooks: HookManager, coefficients: LossCoefficie
             "source": coefficients.source,
         },
         tokens=hooks.config.log_decisions == "tokens",
+        settings={"group_advantages": why_no_group_advantages(config) is None},
     )
     return RunLog(folder, hooks, facts)
 

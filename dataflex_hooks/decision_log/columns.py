@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.decision_log.rows import own_keep, row_weights
 from dataflex_hooks.decision_log.schema import Labels
-from dataflex_hooks.decision_log.states import judge, row_weights
+from dataflex_hooks.decision_log.states import judge
 from dataflex_hooks.domain_stats import ROW_COLUMN
 from dataflex_hooks.merge import MergedUpdate
 from dataflex_hooks.merge_reward import MergedReward
@@ -191,11 +192,7 @@ def _said(decisions: Sequence[Any], batch: RolloutBatch) -> dict[str, Any]:
         label = decision.label
         if decision.scores is not None:
             columns[f"score_{label}"] = _numbers(decision.scores.to(torch.float32))
-        kept = decision.keep
-        mask = getattr(decision, "mask", None)
-        if mask is not None:
-            rows = row_sum(mask, batch.offsets, batch.response_mask) > 0 if decision.mask_per_token else mask
-            kept = rows if kept is None else kept & rows
+        kept = own_keep(decision, batch)
         if kept is not None:
             columns[f"keep_{label}"] = _numbers(kept)
         factor = getattr(decision, "factor", None)

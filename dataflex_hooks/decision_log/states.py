@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.decision_log.rows import own_keep
 from dataflex_hooks.decision_log.schema import STATES
-from dataflex_hooks.merge import MergedUpdate
-from dataflex_hooks.segments import row_max, row_sum
 
 if TYPE_CHECKING:
     from dataflex_hooks.decision_log.columns import UpdateRecord
@@ -56,21 +53,6 @@ def judge(record: UpdateRecord, place: NDArray[np.int64]) -> Verdict:
     return Verdict(text, _why(record, place, alone), state != _DROPPED)
 
 
-def row_weights(batch: RolloutBatch, decided: MergedUpdate) -> Tensor:
-    """(bs,) float32: the weight of each row's valid tokens, their mean where they differ; 0 without any."""
-    weights = decided.weights
-    if decided.per_token:
-        return batch.mean_over_tokens(weights)
-    if batch.by_row:
-        return torch.where(batch.weighed > 0, weights, 0.0)
-    valid = batch.n_valid > 0
-    if int(batch.n_valid.sum()) < batch.n_tokens:
-        return torch.where(valid, row_max(weights, batch.offsets, batch.response_mask), 0.0).to(torch.float32)
-    rows = torch.zeros(batch.bs, dtype=torch.float32)
-    rows[valid] = weights[batch.offsets[:-1][valid]]
-    return rows
-
-
 def _why(record: UpdateRecord, place: NDArray[np.int64], alone: Flags) -> Any:
     against = list(_against(record, place))
     if alone.any():
@@ -97,15 +79,9 @@ def _against(record: UpdateRecord, place: NDArray[np.int64]) -> Iterator[tuple[s
         return
     batch = record.advantaged
     for decision in record.decided.decisions:
-        if decision.mask is None and decision.keep is None:
-            continue
-        own = batch.weighed >= 0
-        if decision.keep is not None:
-            own = own & decision.keep
-        if decision.mask is not None:
-            per_token = decision.mask_per_token
-            own = own & (row_sum(decision.mask, batch.offsets, batch.response_mask) > 0 if per_token else decision.mask)
-        yield _text(decision), ~_spread(_flags(own), place, True)
+        own = own_keep(decision, batch)
+        if own is not None:
+            yield _text(decision), ~_spread(_flags(own), place, True)
 
 
 def _text(decision: Any) -> str:

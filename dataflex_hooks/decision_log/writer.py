@@ -118,7 +118,7 @@ def _write(path: Path, tables: Sequence[Any], facts: Facts | Mapping[str, Any], 
     if isinstance(facts, Facts):
         facts = {"version": VERSION, "written_by": f"dataflex-verl {__version__}", **asdict(facts)}
     metadata = {FACTS_KEY: json.dumps(facts, default=str), STEPS_KEY: json.dumps(list(infos))}
-    kind = tables[0].schema.with_metadata(metadata)
+    kind = tables[0].schema.remove_metadata()
     coded = [field.name for field in kind if _repeats(tables[0][field.name], field.type)]
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as sink:
@@ -126,7 +126,8 @@ def _write(path: Path, tables: Sequence[Any], facts: Facts | Mapping[str, Any], 
             sink, kind, compression="zstd", use_dictionary=coded, write_statistics=["step"], store_schema=False
         ) as writer:
             for table in tables:
-                writer.write_table(table.replace_schema_metadata(metadata), row_group_size=max(table.num_rows, 1))
+                writer.write_table(table.replace_schema_metadata(None), row_group_size=max(table.num_rows, 1))
+            writer.add_key_value_metadata(metadata)
         sink.flush()
         os.fsync(sink.fileno())
     temporary.replace(path)
