@@ -141,6 +141,11 @@ class HookManager(RolloutCalls, DomainCalls):
             needed |= {"prompts", "responses"}
         return stored_names(needed)
 
+    def readers(self, name: str) -> list[str]:
+        """Labels of the plugins that declare the batch field ``name`` (as stored) for any hook."""
+        entries = self._entries.values()
+        return [e.label for e in entries if any(name in stored_names(of) for of in e.declared.requires.values())]
+
     def refuse_missing(self, hook: str, step: int, missing: Iterable[str], stored: Iterable[str]) -> None:
         """Say that declared fields are not in the batch; for the host, after it looked.
 

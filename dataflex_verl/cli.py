@@ -128,6 +128,25 @@ Examples:
 """
 
 
+WHATIF_HELP = """\
+What would a strategy have decided about rollouts that were logged? No trainer, no GPU.
+
+SOURCE is a run's folder or the decision log in it (a run with +dataflex.log_decisions=true writes one), or the
+rollouts that verl dumps (trainer.rollout_data_dir). Without --strategy it is the run's own; without --against it is
+compared with what the run did. After SOURCE, Hydra overrides change the strategy.
+
+\b
+Examples:
+  dataflex whatif checkpoints/project/run --strategy difffilter
+  dataflex whatif checkpoints/project/run --strategy difffilter --strategy per --against topk
+  dataflex whatif checkpoints/project/run --strategy difffilter \\
+    ++dataflex.plugins.difffilter.actuator.params.low=0.1
+  dataflex whatif rollouts/ --strategy my-strategy.yaml --against difffilter --page whatif.html
+
+Exit status: 2 for a log that cannot be read, a wrong strategy, or one that reads what the log does not have.
+"""
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"dataflex-verl {metadata.version('dataflex-verl')}")
@@ -284,6 +303,39 @@ def new(
     from dataflex_verl.commands.new import new as run
 
     raise typer.Exit(run(name, kind=kind, with_preset=preset, out=out))
+
+
+@app.command(
+    help=WHATIF_HELP,
+    short_help="See what a strategy would have decided about logged rollouts.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def whatif(
+    ctx: typer.Context,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A run's folder, its decision log, verl's dumps.")],
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A preset, a file, run or none; again, or with commas, to stack."),
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Another, likewise; logged is what the run did.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Checkpoint with the plugins' state before the log's first step.")
+    ] = None,
+    loss: Annotated[
+        str, typer.Option(metavar="token|sequence", help="For verl's dumps: what the loss weighs alike.")
+    ] = "token",
+    page: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page to look at in a browser.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")] = False,
+) -> None:
+    from dataflex_verl.commands.whatif import WhatIfOptions
+    from dataflex_verl.commands.whatif import whatif as run
+
+    options = WhatIfOptions(
+        source, tuple(strategy or ()), tuple(against or ()), tuple(ctx.args), state=state, loss=loss, page=page
+    )
+    raise typer.Exit(run(options, as_json=as_json))
 
 
 @app.command(help="List presets, ready-made strategies for +dataflex=<name>, a line each.")

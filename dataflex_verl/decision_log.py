@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from dataflex_hooks import ConfigError, HookManager, LossCoefficients, MergedReward, MergedUpdate, Problem
-from dataflex_hooks.decision_log.reader import FOLDER
+from dataflex_hooks.decision_log.files import FOLDER
 from dataflex_hooks.decision_log.schema import Facts
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, ROW_COLUMN
 from dataflex_verl.estimators import why_no_group_advantages

@@ -14,9 +14,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dataflex_hooks.errors import DataFlexError
+
+FOLDER = "decisions"
+"""Name of a log's folder below ``trainer.default_local_dir``."""
 SUFFIX = ".parquet"
 SUPERSEDED = "superseded"
 _NAME = re.compile(r"step(?:s-(\d+))?-(\d+)\.parquet")
+
+
+class LogError(DataFlexError):
+    """A log that cannot be read: none there, damaged, or of a newer version."""
 
 
 @dataclass(frozen=True)

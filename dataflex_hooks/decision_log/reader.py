@@ -12,16 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataflex_hooks.decision_log import files
-from dataflex_hooks.decision_log.files import LogFile
+from dataflex_hooks.decision_log.files import FOLDER, LogError, LogFile
 from dataflex_hooks.decision_log.schema import FACTS_KEY, STEPS_KEY, VERSION, Facts
-from dataflex_hooks.errors import DataFlexError
-
-FOLDER = "decisions"
-"""Name of the folder below ``trainer.default_local_dir``."""
-
-
-class LogError(DataFlexError):
-    """A decision log that cannot be read: none there, damaged, or of a newer version."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +95,8 @@ class DecisionLog:
                 names = [name for name in opened.schema_arrow.names if name in {*columns, "step"}]
                 groups = [opened.read_row_group(group, columns=names) for group in range(opened.num_row_groups)]
             except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-                self.damaged.append(f"{file.path.name} cannot be read and is left out ({_first_line(error)})")
+                note = f"{file.path.name} cannot be read and is left out ({_first_line(error)})"
+                self.damaged += [] if note in self.damaged else [note]
                 continue
             for table in groups:
                 yield from _by_step(table, infos, seen)

@@ -34,6 +34,7 @@ class LoggedRows:
         advantage, abs_advantage: (bs,) float32, means over valid tokens; NaN where none was computed.
         prompt_hash, response_hash: (bs,) int64.
         columns: other columns, such as the domain, (bs,) each.
+        domain_code: (bs,) int64, index into ``domain_names``.
         signals: numbers that the reward function returned, (bs,) float32 each.
         tokens: jagged (T,) values by field, in the order of the rows.
     """
@@ -50,6 +51,8 @@ class LoggedRows:
     prompt_hash: Ints | None = None
     response_hash: Ints | None = None
     columns: Mapping[str, Array] = field(default_factory=dict)
+    domain_code: Ints | None = None
+    domain_names: Array = field(default_factory=lambda: np.zeros(0, dtype=object))
     signals: Mapping[str, Array] = field(default_factory=dict)
     tokens: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -74,6 +77,8 @@ class LoggedRows:
             abs_advantage=of(self.abs_advantage),
             prompt_hash=of(self.prompt_hash),
             response_hash=of(self.response_hash),
+            domain_code=of(self.domain_code),
+            domain_names=self.domain_names,
             columns={name: values[rows] for name, values in self.columns.items()},
             signals={name: values[rows] for name, values in self.signals.items()},
         )

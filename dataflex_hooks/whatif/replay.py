@@ -15,7 +15,6 @@ from dataflex_hooks.decision_log.rows import own_keep, row_weights
 from dataflex_hooks.decision_log.schema import Facts
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums, equal_rewards
 from dataflex_hooks.entries import GROUP_ESTIMATORS
-from dataflex_hooks.errors import DataFlexError
 from dataflex_hooks.keep import lone_rows
 from dataflex_hooks.manager import HookManager
 from dataflex_hooks.merge import MergedUpdate
@@ -205,7 +204,3 @@ def _decided(
     skip = merged.skip_update or (reward.skip_update and applied)
     tokens = merged.weights if merged.per_token else None
     return Decided(state, weight, tuple(against), skip, tokens)
-
-
-class LackingFields(DataFlexError):
-    """A strategy reads what a log does not have; the message names all of it."""

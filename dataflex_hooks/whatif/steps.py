@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dataflex_hooks.decision_log.reader import DecisionLog, LoggedStep
 from dataflex_hooks.decision_log.schema import Facts
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, ROW_COLUMN
 from dataflex_hooks.whatif.logged_batch import Array, LoggedRows
 
+if TYPE_CHECKING:
+    from dataflex_hooks.decision_log.reader import DecisionLog, LoggedStep
+
 TOKENS = ("response_mask", "advantages", "old_log_probs", "entropy")
 _ROWS = ("uid", "session", "output", "domain", "reward", "advantage", "abs_advantage", "response_tokens")
 _MORE = ("valid_tokens", "loss_tokens", "prompt_hash", "response_hash", "dataset_row")
-_DECIDED = ("update", "state", "weight", "skip_update")
+_DECIDED = ("update", "state", "weight", "skip_update", "why")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class LoggedUpdate:
         state: (bs,) int8 index into :data:`dataflex_hooks.decision_log.schema.STATES`; None where nothing was logged.
         weight: (bs,) float32, NaN where there was none; None likewise.
         skip_update: whether the run skipped the update.
+        why: (bs,) int64 index into ``reasons``, -1 where every plugin kept the rollout; None likewise.
         tokens: values of tokens by field, and which rows have them.
     """
 
@@ -46,6 +49,8 @@ class LoggedUpdate:
     state: NDArray[np.int8] | None = None
     weight: NDArray[np.float32] | None = None
     skip_update: bool = False
+    why: NDArray[np.int64] | None = None
+    reasons: Array = field(default_factory=lambda: np.zeros(0, dtype=object))
     tokens: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -99,7 +104,8 @@ class LogSource:
         for logged in self.log.steps(wanted):
             if before is not None and logged.step > before + 1:
                 gap = f"{before + 1}" if logged.step == before + 2 else f"{before + 1} to {logged.step - 1}"
-                self.notes.append(f"step {gap} missing in the log")
+                note = f"step {gap} missing in the log: what plugins remember of it is missing too"
+                self.notes += [] if note in self.notes else [note]
             before = logged.step
             yield _read(logged, self._signals)
 
@@ -120,6 +126,7 @@ def _read(logged: LoggedStep, signals: Sequence[str]) -> ReplayStep:
     known = np.array([STATE_CODE.get(str(name), -1) for name in names], dtype=np.int8)
     state = known[code]
     rows = _rows(table, signals)
+    why, reasons = coded(table["why"])
     loss = numbers(table, "loss_tokens")
     advantage = rows.abs_advantage if rows.abs_advantage is not None else np.full(len(rows), np.nan, dtype=np.float32)
     weight, skipped = numbers(table, "weight"), numbers(table, "skip_update")
@@ -141,6 +148,8 @@ def _read(logged: LoggedStep, signals: Sequence[str]) -> ReplayStep:
                 state=state[part],
                 weight=weight[part].astype(np.float32),
                 skip_update=bool(skipped[part].any()),
+                why=why[part],
+                reasons=reasons,
                 tokens={name: values if whole else values.take(_indices(mine)) for name, values in tokens.items()},
             )
         )
@@ -176,6 +185,8 @@ def _rows(table: Any, signals: Sequence[str]) -> LoggedRows:
         prompt_hash=None if without else table["prompt_hash"].to_numpy(),
         response_hash=None if without else table["response_hash"].to_numpy(),
         columns=columns,
+        domain_code=domain if columns.get(DOMAIN_COLUMN) is not None else None,
+        domain_names=domains,
         signals={name.removeprefix("signal_"): numbers(table, name) for name in signals if name in table.column_names},
     )
 
