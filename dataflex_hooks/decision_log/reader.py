@@ -15,6 +15,8 @@ from dataflex_hooks.decision_log import files
 from dataflex_hooks.decision_log.files import FOLDER, LogError, LogFile
 from dataflex_hooks.decision_log.schema import FACTS_KEY, STEPS_KEY, VERSION, Facts
 
+_CODED = ("uid", "domain", "state", "why")
+
 
 @dataclass(frozen=True)
 class LoggedStep:
@@ -90,7 +92,7 @@ class DecisionLog:
         seen: set[int] = set()
         for file in self._files:
             try:
-                opened = pq.ParquetFile(file.path, read_dictionary=["uid", "domain", "state", "why"])
+                opened = pq.ParquetFile(file.path, read_dictionary=[name for name in _CODED if name in self.columns])
                 infos = {info["step"]: info for info in json.loads(opened.metadata.metadata[STEPS_KEY])}
                 names = [name for name in opened.schema_arrow.names if name in {*columns, "step"}]
                 groups = [opened.read_row_group(group, columns=names) for group in range(opened.num_row_groups)]

@@ -52,7 +52,11 @@ COLUMNS = (
     Column("skip_update", "bool", "whether the whole update was skipped"),
 )
 LABEL_COLUMNS = (
-    Column("score_<label>", "float32", "score by which the plugin judged the rollout; means where it scores tokens"),
+    Column(
+        "score_<label>",
+        "float32",
+        "what the plugin ranks by, higher is better; 0 in a band, minus the distance outside",
+    ),
     Column("keep_<label>", "bool", "what the plugin alone would keep; only for plugins that mask or drop"),
     Column("factor_<label>", "float32", "the plugin's own weight, before normalising; only for plugins that weigh"),
 )

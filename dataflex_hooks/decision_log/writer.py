@@ -72,9 +72,9 @@ class LogWriter:
         return path
 
     def merge(self) -> None:
-        """Make one file out of those of single steps, each a row group of its own."""
+        """Make one file out of those of single steps, each a row group of its own; a few large ones are left alone."""
         single, self._single = [file for file, _ in self._single], []
-        if len(single) < 2:
+        if len(single) < max(2, self._limits[2] // 4):
             return
         parts = [pq.ParquetFile(file.path) for file in single]
         infos = [info for part in parts for info in _infos(part)]

@@ -71,18 +71,19 @@ def test_rows_are_what_the_trainer_applied_and_a_replay_gives_them_again(live, s
     rows = pq.read_table(tmp_path / "log").to_pylist()
     assert len(rows) == len(stored.keys)
     by_key = {f"{row['uid']}_{row['session']}_{row['output']}": row for row in rows}
-    applied, masks = outcome.of("rollout_is_weights") if given.get("apply", True) else {}, outcome.of("response_mask")
-    if given.get("apply", True):
-        assert {key for key, row in by_key.items() if row["state"] != "dropped"} == set(applied)
-    for key, weights in applied.items():
-        row, valid = by_key[key], weights[masks[key].bool()]
-        mean = valid.double().mean().float() if given.get("log") == "tokens" else valid[0]
+    masks, applies = outcome.of("response_mask"), given.get("apply", True)
+    weighed = outcome.of("rollout_is_weights") if "rollout_is_weights" in outcome.fields else {}
+    assert bool(weighed) == (applies and stack != "gfpo dropped")
+    if applies:
+        assert {key for key, row in by_key.items() if row["state"] != "dropped"} == set(masks)
+    else:
+        assert {row["state"] for row in rows} == {"trained", "masked"} and len({row["weight"] for row in rows}) > 1
+    for key in masks if applies else ():
+        row, weights = by_key[key], weighed.get(key, torch.ones(len(masks[key])))[masks[key].bool()]
+        mean = weights.double().mean().float() if given.get("log") == "tokens" else weights[0]
         weight = np.float32(row["weight"]) * np.float32(1.0 if row["fill"] is None else row["fill"])
         assert weight == np.float32(float(mean)), key
-        assert row["loss_tokens"] == len(valid) and (row["state"] == "trained") == bool(valid.any())
-    if not given.get("apply", True):
-        assert "rollout_is_weights" not in outcome.fields
-        assert len({row["weight"] for row in rows}) > 1
+        assert row["loss_tokens"] == len(weights) and (row["state"] == "trained") == bool(weights.any())
     rewards = {key: float(value.sum()) for key, value in outcome.of("rm_scores").items()}
     assert all(by_key[key]["reward"] == reward for key, reward in rewards.items())
 
