@@ -12,11 +12,12 @@ from dataflex_hooks.errors import DataFlexError, FieldError, PluginError
 from dataflex_hooks.manager import HookManager
 from dataflex_hooks.state import SavedPlugin
 from dataflex_hooks.whatif.replay import Replay
-from dataflex_hooks.whatif.steps import Source
+from dataflex_hooks.whatif.steps import ReplayStep, Source
 
 TOKEN_FIELDS = frozenset({"old_log_probs", "entropy"})
 _HOOKS = ("post_reward", "post_advantage")
 _NO_TOKENS = "it was written without tokens, which dataflex.log_decisions=tokens keeps"
+_MERGING = "merging the weights of"
 
 
 class CannotReplay(DataFlexError):
@@ -81,21 +82,23 @@ class Strategy:
         return replayed, self._begin(hooks, source, state)
 
     def _tried(self, source: Source, tokens: bool) -> list[str]:
-        """What each plugin alone finds missing in the first step."""
-        found: list[str] = []
+        """What the plugins find missing in the first step; if anything, also what each alone does."""
         for step in islice(source.steps(tokens), 1):
-            for row in self.hooks(source).plan():
-                replayed = _replay(self.hooks(source, row["label"]), source, tokens)
-                try:
-                    # Whatever its warm-up: it will run some time.
-                    replayed.step(replace(step, step=max(step.step, row["warmup_step"])))
-                except PluginError as error:
-                    if not isinstance(error.__cause__, FieldError):
-                        raise
-                    found.append(f"{row['label']!r} reads {error.__cause__}")
-                except FieldError as error:
-                    found.append(f"merging the weights of {row['label']!r} needs {error}")
-        return found
+            plan = self.hooks(source).plan()
+            # Whatever their warm-ups: they will run some time.
+            late = replace(step, step=max([step.step, *(row["warmup_step"] for row in plan)]))
+            found = _missed(_replay(self.hooks(source), source, tokens), late, "the strategy")
+            if found is None:
+                return []
+            alone = [
+                missed
+                for row in plan
+                if (missed := _missed(_replay(self.hooks(source, row["label"]), source, tokens), late, row["label"]))
+            ]
+            # Merging fails for all weights alike, and then the plugins that give some are named one by one.
+            whole = [] if alone and found.startswith(_MERGING) else [found]
+            return list(dict.fromkeys([*whole, *alone]))
+        return []
 
     def _begin(self, hooks: HookManager, source: Source, state: Mapping[str, SavedPlugin] | None) -> list[str]:
         """Give plugins their logged state; say which begin without one."""
@@ -108,6 +111,18 @@ class Strategy:
         if not fresh:
             return []
         return [f"strategy {self.name!r}: {fresh} remembers nothing of what came before step {first}, the log's first"]
+
+
+def _missed(replayed: Replay, step: ReplayStep, label: str) -> str | None:
+    try:
+        replayed.step(step)
+    except PluginError as error:
+        if not isinstance(error.__cause__, FieldError):
+            raise
+        return f"{error.origin.label!r} reads {error.__cause__}"
+    except FieldError as error:
+        return f"{_MERGING} {label!r} needs {error}"
+    return None
 
 
 def _replay(hooks: HookManager, source: Source, tokens: bool) -> Replay:

@@ -73,7 +73,8 @@ def _domains(strategies: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _difference(console: Console, difference: Mapping[str, Any], names: Sequence[str]) -> None:
-    n, first, second = difference["rollouts"], *names
+    n = difference["rollouts"]
+    first, second = names
     if difference["identical"] == n:
         typer.echo(f"{first} and {second}: the same decisions and weights, bit for bit, for all {n} rollouts.")
         return
