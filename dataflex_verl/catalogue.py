@@ -118,6 +118,12 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "Give one that is accepted.",
         ),
         Entry(
+            "A decision log of another kind",
+            ("+dataflex=per", "+dataflex.log_decisions=token"),
+            "The log is off, on, or on with the values of every token.",
+            "Write `true` or `tokens`.",
+        ),
+        Entry(
             "A schedule out of order",
             ("+dataflex=topk", "++dataflex.plugins.topk.actuator.params.fraction={100:0.5,0:1.0}"),
             "A mapping of training steps to numbers is a schedule, and its steps have to rise.",
