@@ -315,7 +315,7 @@ def whatif(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A run's folder, its decision log, verl's dumps.")],
     strategy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A preset, a file, run or none; again, or with commas, to stack."),
+        typer.Option(metavar="NAME", help="A preset, a file, run or none; again, or joined by +, to stack."),
     ] = None,
     against: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Another, likewise; logged is what the run did.")

@@ -65,21 +65,21 @@ class LogWriter:
             self._begin(step)
         whole = pa.concat_tables(tables)
         path = self.folder / files.step_name(step)
-        _write(path, [whole], self.facts, [{"step": step, **info}])
+        _write(path, whole, self.facts, [{"step": step, **info}])
         self._single.append((LogFile(path, step, step), whole.num_rows))
         if self._is_enough():
             self.merge()
         return path
 
     def merge(self) -> None:
-        """Make one file out of those of single steps, each a row group of its own; a few large ones are left alone."""
+        """Make one file out of those of single steps; a few large ones are left alone."""
         single, self._single = [file for file, _ in self._single], []
         if len(single) < max(2, self._limits[2] // 4):
             return
         parts = [pq.ParquetFile(file.path) for file in single]
         infos = [info for part in parts for info in _infos(part)]
         path = self.folder / files.merged_name(single[0].first, single[-1].last)
-        _write(path, [part.read() for part in parts], self.facts, infos)
+        _write(path, pa.concat_tables([part.read() for part in parts]), self.facts, infos)
         for file in single:
             file.path.unlink()
 
@@ -105,7 +105,7 @@ def _cut(file: LogFile, step: int) -> None:
     before = before.filter(pc.less(before["step"], step))
     infos = [info for info in _infos(part) if info["step"] < step]
     facts = json.loads(part.metadata.metadata[FACTS_KEY])
-    _write(file.path.with_name(files.merged_name(file.first, step - 1)), [before], facts, infos)
+    _write(file.path.with_name(files.merged_name(file.first, step - 1)), before, facts, infos)
 
 
 def _infos(part: Any) -> list[dict[str, Any]]:
@@ -113,20 +113,19 @@ def _infos(part: Any) -> list[dict[str, Any]]:
     return infos
 
 
-def _write(path: Path, tables: Sequence[Any], facts: Facts | Mapping[str, Any], infos: Sequence[Any]) -> None:
-    """Write tables as row groups of one file, which is there whole or not at all."""
+def _write(path: Path, table: Any, facts: Facts | Mapping[str, Any], infos: Sequence[Any]) -> None:
+    """Write a table as a file that is there whole or not at all."""
     if isinstance(facts, Facts):
         facts = {"version": VERSION, "written_by": f"dataflex-verl {__version__}", **asdict(facts)}
     metadata = {FACTS_KEY: json.dumps(facts, default=str), STEPS_KEY: json.dumps(list(infos))}
-    kind = tables[0].schema.remove_metadata()
-    coded = [field.name for field in kind if _repeats(tables[0][field.name], field.type)]
+    kind = table.schema.remove_metadata()
+    coded = [field.name for field in kind if _repeats(table[field.name], field.type)]
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as sink:
         with pq.ParquetWriter(
             sink, kind, compression="zstd", use_dictionary=coded, write_statistics=["step"], store_schema=False
         ) as writer:
-            for table in tables:
-                writer.write_table(table.replace_schema_metadata(None), row_group_size=max(table.num_rows, 1))
+            writer.write_table(table.replace_schema_metadata(None), row_group_size=ROWS_PER_FILE)
             writer.add_key_value_metadata(metadata)
         sink.flush()
         os.fsync(sink.fileno())

@@ -84,10 +84,11 @@ class Strategy:
     def _tried(self, source: Source, tokens: bool) -> list[str]:
         """What the plugins find missing in the first step; if anything, also what each alone does."""
         for step in islice(source.steps(tokens), 1):
-            plan = self.hooks(source).plan()
+            hooks = self.hooks(source)
+            plan = hooks.plan()
             # Whatever their warm-ups: they will run some time.
             late = replace(step, step=max([step.step, *(row["warmup_step"] for row in plan)]))
-            found = _missed(_replay(self.hooks(source), source, tokens), late, "the strategy")
+            found = _missed(_replay(hooks, source, tokens), late, "the strategy")
             if found is None:
                 return []
             alone = [

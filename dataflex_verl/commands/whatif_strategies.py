@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def strategy_of(option: str, given: Sequence[str], source: Source, overrides: Se
     Raises:
         ConfigError: something unknown, or that cannot be stacked.
     """
-    names = [part for name in given for part in name.split(",") if part]
+    names = [part for name in given for part in _parts(name)]
     title = "+".join(Path(name).stem if name.endswith(_FILES) else name for name in names)
     if LOGGED in names:
         if names != [LOGGED] or overrides:
@@ -47,6 +48,12 @@ def strategy_of(option: str, given: Sequence[str], source: Source, overrides: Se
     if problems:
         raise ConfigError(problems)
     return Strategy(title, _overridden(block, overrides, option))
+
+
+def _parts(name: str) -> list[str]:
+    if name.endswith(_FILES) or Path(name).is_file():
+        return [name]
+    return [part for part in re.split("[,+]", name) if part]
 
 
 def _block(option: str, name: str, source: Source) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_presets_files_and_overrides_stack(dataflex, here: Path) -> None:
         data = json.loads(dataflex("whatif", "checkpoints/project/run", *arguments, "--json").output)
         found.append({key: value for key, value in data["strategies"][0].items() if key != "name"})
     assert found[0] == found[1] == found[2] and found[0]["weight_largest"] > 1
-    stacked = json.loads(dataflex("whatif", "checkpoints/project/run", "--strategy", "difffilter,per", "--json").output)
+    stacked = json.loads(dataflex("whatif", "checkpoints/project/run", "--strategy", "difffilter+per", "--json").output)
     assert stacked["difference"]["identical"] == 96
 
 

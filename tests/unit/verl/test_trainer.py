@@ -163,7 +163,7 @@ def test_without_plugins_every_call_falls_through(make, base, bridge):
 def test_post_reward_comes_before_balancing_and_passes_new_rewards_on(make, base, bridge):
     trainer, batch = make({"p": Plugin(rewards=torch.tensor([1.0, 2.0]))}), meta()
     trainer._balance_batch(batch, {})
-    assert bridge.fetch.call_args.args == (batch, frozenset())
+    assert bridge.fetch.call_args.args == (batch, frozenset({"rm_scores"}))
     (given, name, rewards), _ = bridge.write_field.call_args
     assert given is batch and name == "rm_scores" and rewards.values.tolist() == [0.0, 1.0, 0.0, 2.0]
     base.calls.balance.assert_called_once_with(bridge.write_field.return_value)
