@@ -214,12 +214,18 @@ class LoggedBatch(RolloutBatch):
         return torch.from_numpy(np.ascontiguousarray(size))
 
     @cached_property
-    def content_hashes(self) -> tuple[Ints, Ints]:
-        """Logged hashes of prompts and responses, (bs,) each."""
-        prompts, responses = self.rows.prompt_hash, self.rows.response_hash
-        if prompts is None or responses is None:
-            self._lacks("responses", "prompts and responses, by which ties are broken,")
-        return prompts, responses
+    def prompt_hash(self) -> Ints:
+        """(bs,) int64: logged hash of each row's prompt."""
+        if self.rows.prompt_hash is None:
+            self._lacks("prompts", "hashes of prompts, by which ties are broken,")
+        return self.rows.prompt_hash
+
+    @cached_property
+    def response_hash(self) -> Ints:
+        """(bs,) int64: logged hash of each row's response."""
+        if self.rows.response_hash is None:
+            self._lacks("responses", "hashes of responses, by which ties are broken,")
+        return self.rows.response_hash
 
     def with_token_field(self, name: str, values: Tensor) -> RolloutBatch:
         """Return a batch of the same rows in which a token field holds ``values`` (T,)."""

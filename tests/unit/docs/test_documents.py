@@ -38,6 +38,7 @@ from tests.unit.docs.snippets import (
     commands,
     sessions,
 )
+from tests.unit.log.simulated import simulate
 
 # The Chinese documents show the same code, and the same output: a test below.
 ALL = [block for document in ENGLISH + PACKAGES for block in blocks(document)]
@@ -178,6 +179,8 @@ def test_shown_output_is_what_the_command_says(block: Block, dataflex, home: Pat
 
 @pytest.mark.parametrize("document", sorted({block.document for block in of("python")}))
 def test_python_runs_and_its_plugins_are_accepted(document: str, home: Path) -> None:
+    if "checkpoints/project/run" in code_of(document):
+        simulate({}, home / "checkpoints" / "project" / "run", steps=2)
     module = ModuleType("shown")
     exec(compile(code_of(document), document, "exec"), module.__dict__)
     shown = [cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == "shown"]
