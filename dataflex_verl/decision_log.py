@@ -48,6 +48,9 @@ def open_log(config: DictConfig, hooks: HookManager, coefficients: LossCoefficie
     Raises:
         ConfigError: its folder cannot be made.
     """
+    # What builds plugins also asks this module whether a log can be written.
+    from dataflex_verl.startup import run_facts
+
     if not hooks.config.log_decisions:
         return None
     folder = log_folder(config, hooks)
@@ -72,7 +75,7 @@ def open_log(config: DictConfig, hooks: HookManager, coefficients: LossCoefficie
             "source": coefficients.source,
         },
         tokens=hooks.config.log_decisions == "tokens",
-        settings={"group_advantages": why_no_group_advantages(config) is None},
+        settings={"group_advantages": why_no_group_advantages(config) is None, "facts": run_facts(config)},
     )
     return RunLog(folder, hooks, facts)
 

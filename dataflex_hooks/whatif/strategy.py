@@ -52,6 +52,7 @@ class Strategy:
             has_groups=None if facts.rollouts is None else facts.rollouts > 1,
             rollout_n=facts.rollouts,
             response_length=facts.response_length,
+            facts=facts.settings.get("facts"),
         )
 
     def replay(self, source: Source, state: Mapping[str, SavedPlugin] | None = None) -> tuple[Replay, list[str]]:
