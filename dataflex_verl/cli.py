@@ -254,11 +254,14 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="The page. Default: report.html here.")
     ] = None,
+    decisions: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run's decision log, if it is not beside the metrics.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures and warnings as JSON instead.")] = False,
 ) -> None:
     from dataflex_verl.commands.report import report as run
 
-    raise typer.Exit(run(runs, out, as_json=as_json))
+    raise typer.Exit(run(runs, out, as_json=as_json, decisions=decisions))
 
 
 @app.command(

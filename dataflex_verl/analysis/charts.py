@@ -15,6 +15,7 @@ import numpy as np
 
 from dataflex_verl.analysis.colours import colour, dash
 from dataflex_verl.analysis.domains import domain_parts, shown_domain
+from dataflex_verl.analysis.logged import LoggedWeights
 from dataflex_verl.analysis.outcomes import reward_series, validation_by_domain
 from dataflex_verl.analysis.records import Floats, RunLog, Series
 
@@ -63,10 +64,15 @@ class Chart:
     small: bool = False
 
 
-def charts(logs: Sequence[RunLog]) -> list[Chart]:
-    """Every chart that the runs have something for."""
-    found = [*_rewards(logs), *_validation(logs), *_kept(logs), *_weights(logs), *_domains(logs), *_times(logs)]
-    return [chart for chart in found if chart.traces]
+def charts(logs: Sequence[RunLog], logged: Sequence[LoggedWeights | None] = ()) -> list[Chart]:
+    """Every chart that the runs have something for.
+
+    Args:
+        logs: the runs.
+        logged: of each run what its decision log says, or None; nothing for all runs alike.
+    """
+    found = [*_rewards(logs), *_validation(logs), *_kept(logs), *_weights(logs), *_spread(logs, logged)]
+    return [chart for chart in [*found, *_domains(logs), *_times(logs)] if chart.traces]
 
 
 def trace(series: Series | None, name: str, index: int = 0, **given: Any) -> list[Trace]:
@@ -198,9 +204,22 @@ def _weights(logs: Sequence[RunLog]) -> Iterator[Chart]:
     yield Chart("Weights", "Effective sample size", sizes, share, note, small=True)
 
 
+def _spread(logs: Sequence[RunLog], logged: Sequence[LoggedWeights | None]) -> Iterator[Chart]:
+    for log, weights in zip(logs, logged, strict=bool(logged)):
+        if weights is None or not weights.quantiles:
+            continue
+        lowest, low, median, high, highest = weights.quantiles
+        traces = [*_between(lowest, highest, 0), *_between(low, high, 0), *trace(median, "median", 0)]
+        note = "From the decision log. Bands: the middle half, and the middle nine tenths of a step's rollouts."
+        yield Chart("Weights", _label(logs, log, "Weights of the rollouts in the update"), traces, {}, note)
+
+
 def _band(mean: Series, std: Series, index: int) -> list[Trace]:
     low = Series(mean.steps, np.maximum(mean.values - std.values, 0.0))
-    high = Series(mean.steps, mean.values + std.values)
+    return _between(low, Series(mean.steps, mean.values + std.values), index)
+
+
+def _between(low: Series, high: Series, index: int) -> list[Trace]:
     quiet = {"line": {"width": 0}, "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
     red, green, blue = (int(colour(index)[start : start + 2], 16) for start in (1, 3, 5))
     fill = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"}

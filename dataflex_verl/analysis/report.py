@@ -8,6 +8,7 @@ from typing import Any
 
 from dataflex_verl.analysis.charts import charts, stretch
 from dataflex_verl.analysis.colours import colour
+from dataflex_verl.analysis.logged import LoggedWeights
 from dataflex_verl.analysis.page import page, table
 from dataflex_verl.analysis.records import RunLog
 from dataflex_verl.analysis.summary import summarize_run
@@ -15,12 +16,17 @@ from dataflex_verl.analysis.summary import summarize_run
 GAP = "—"
 
 
-def report_page(logs: Sequence[RunLog], summaries: Sequence[dict[str, Any]] | None = None) -> str:
+def report_page(
+    logs: Sequence[RunLog],
+    summaries: Sequence[dict[str, Any]] | None = None,
+    logged: Sequence[LoggedWeights | None] = (),
+) -> str:
     """Compose the report.
 
     Args:
         logs: runs, drawn over one another.
         summaries: of :func:`summarize_run`, if they are there already.
+        logged: of each run what its decision log says, or None; nothing for all runs alike.
 
     Raises:
         MissingLibrary: plotly is not installed.
@@ -28,7 +34,7 @@ def report_page(logs: Sequence[RunLog], summaries: Sequence[dict[str, Any]] | No
     summaries = summaries or [summarize_run(log) for log in logs]
     title = logs[0].name if len(logs) == 1 else f"{len(logs)} runs: {', '.join(log.name for log in logs)}"
     head = "".join([figures_table(summaries), *_findings(summaries), *_thinning(logs)])
-    return page(title, head, charts(logs), "".join(_plans(summaries)))
+    return page(title, head, charts(logs, logged), "".join(_plans(summaries)))
 
 
 def figures_table(summaries: Sequence[dict[str, Any]]) -> str:
