@@ -8,7 +8,6 @@ import inspect
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -214,13 +213,6 @@ def test_names_of_the_local_backend_are_looked_up_when_its_hook_runs(mocker):
     hook.assert_called_once_with(module)
 
 
-def test_the_lookup_takes_less_than_fifty_milliseconds():
-    compat.require()  # imports what a trainer has imported by then
-    started = time.perf_counter()
-    compat.require()
-    assert time.perf_counter() - started < 0.05
-
-
 @pytest.fixture
 def old_verl(tmp_path, monkeypatch):
     """A verl of another version, found in place of the real one by whoever does not import it."""
@@ -258,12 +250,11 @@ def test_with_the_v1_trainer_the_version_is_no_matter(old_verl):
 
 def test_looking_at_verls_files_imports_neither_verl_nor_torch():
     code = (
-        "import sys, json, time\n"
+        "import sys, json\n"
         "from dataflex_verl.compat import unsupported\n"
         "from dataflex_verl.commands.hydra_config import verl_directory\n"
-        "started = time.perf_counter(); reason = unsupported(verl_directory()); took = time.perf_counter() - started\n"
-        "print(json.dumps([reason, took, sorted({'verl', 'torch', 'ray'} & set(sys.modules))]))\n"
+        "reason = unsupported(verl_directory())\n"
+        "print(json.dumps([reason, sorted({'verl', 'torch', 'ray'} & set(sys.modules))]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    reason, took, imported = json.loads(done.stdout)
-    assert reason is None and imported == [] and took < 0.05
+    assert json.loads(done.stdout) == [None, []]
