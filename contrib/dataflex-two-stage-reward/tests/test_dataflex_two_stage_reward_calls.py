@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import threading
 import time
 from typing import Any
 
