@@ -100,8 +100,8 @@ class DecisionLog:
                 note = f"{file.path.name} cannot be read and is left out ({_first_line(error)})"
                 self.damaged += [] if note in self.damaged else [note]
                 continue
-            for table in groups:
-                yield from _by_step(table, infos, seen)
+            # A step may begin in one row group and end in the next.
+            yield from _by_step(groups[0] if len(groups) == 1 else pa.concat_tables(groups), infos, seen)
 
 
 def _by_step(table: Any, infos: dict[int, dict[str, Any]], seen: set[int]) -> Iterator[LoggedStep]:

@@ -17,7 +17,8 @@ import dataflex_hooks as dh
 from dataflex_hooks.decision_log import files
 from dataflex_hooks.decision_log.reader import DecisionLog
 from dataflex_hooks.decision_log.schema import FACTS_KEY, VERSION, Facts
-from dataflex_hooks.decision_log.writer import LogWriter
+from dataflex_hooks.decision_log.writer import ROWS_PER_FILE, LogWriter
+from dataflex_hooks.whatif.steps import coded
 from dataflex_verl import presets
 from tests.unit.log.simulated import simulate
 
@@ -102,6 +103,21 @@ def test_single_steps_are_merged_by_rows_steps_and_bytes(tmp_path: Path) -> None
     for folder in ("steps", "rows", "bytes"):
         assert all(weights == [float(step)] * 4 for step, weights in read(tmp_path / folder).items())
     assert list(read(tmp_path / "steps")) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_no_row_is_lost_where_a_step_begins_in_one_row_group_and_ends_in_the_next(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path / "merged", Facts())
+    for step in range(1, 18):
+        writer.write(step, [table(step, rows=4000)], {})
+    assert names(tmp_path / "merged") == ["steps-00000001-00000017.parquet"]
+    LogWriter(tmp_path / "large", Facts()).write(1, [table(1, rows=ROWS_PER_FILE + 7)], {})
+    for folder, rows in (("merged", 4000), ("large", ROWS_PER_FILE + 7)):
+        (path,) = (tmp_path / folder).glob("*.parquet")
+        assert pq.ParquetFile(path).num_row_groups == 2
+        steps = list(DecisionLog.open(tmp_path / folder).steps(["uid", "weight"]))
+        assert [step.table.num_rows for step in steps] == [rows] * len(steps)
+        code, texts = coded(steps[-1].table["uid"])
+        assert texts[code].tolist() == [f"u{row}" for row in range(rows)]
 
 
 def test_a_resumed_run_supersedes_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
