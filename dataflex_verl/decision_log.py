@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from dataflex_hooks import ConfigError, HookManager, LossCoefficients, MergedReward, MergedUpdate, Problem
-from dataflex_hooks.decision_log.files import FOLDER
+from dataflex_hooks.decision_log.files import FOLDER, state_folder
 from dataflex_hooks.decision_log.schema import Facts
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, ROW_COLUMN
 from dataflex_verl.estimators import why_no_group_advantages
@@ -117,7 +117,7 @@ class RunLog:
         from dataflex_verl import state_files
 
         if step > 0 and self.hooks.labels:
-            state_files.write(self.folder / f"state_{step}", self.hooks, step, {})
+            state_files.write(state_folder(self.folder, step), self.hooks, step, {})
 
     def rewarded(self, batch: RolloutBatch, merged: MergedReward, ctx: StepContext) -> None:
         """Note all rows of a rollout and what was decided about them."""

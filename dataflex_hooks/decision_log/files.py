@@ -19,7 +19,8 @@ from dataflex_hooks.errors import DataFlexError
 FOLDER = "decisions"
 """Name of a log's folder below ``trainer.default_local_dir``."""
 SUFFIX = ".parquet"
-SUPERSEDED = "superseded"
+SUPERSEDED = "_superseded"
+"""What is in folders with _ in front is no part of the log: pandas and pyarrow, which look into folders, skip them."""
 _NAME = re.compile(r"step(?:s-(\d+))?-(\d+)\.parquet")
 
 
@@ -44,6 +45,11 @@ class LogFile:
 def step_name(step: int) -> str:
     """Name of the file of one step."""
     return f"step-{step:08d}{SUFFIX}"
+
+
+def state_folder(folder: Path, step: int) -> Path:
+    """Where a log keeps the state of the plugins with which a run went on after ``step``."""
+    return folder / f"_state_{step}"
 
 
 def merged_name(first: int, last: int) -> str:
@@ -75,7 +81,7 @@ def tidy(folder: Path) -> list[LogFile]:
 
 
 def set_aside(folder: Path, files: Iterable[LogFile]) -> None:
-    """Move files into ``superseded/1``, ``superseded/2``, ...: each time into a new one."""
+    """Move files into ``_superseded/1``, ``_superseded/2``, ...: each time into a new one."""
     files = list(files)
     if not files:
         return

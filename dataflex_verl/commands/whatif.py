@@ -130,10 +130,11 @@ def _run(options: WhatIfOptions, source: Source) -> WhatIf:
 def _state(options: WhatIfOptions, source: Source) -> Any:
     """Plugins' state before the log's first step: of the given checkpoint, or as the run logged it."""
     from dataflex_hooks import ConfigError, Problem
+    from dataflex_hooks.decision_log.files import state_folder
     from dataflex_verl import state_files
 
     first = next((step.step for step in source.steps()), 1)
-    folder = options.state or source.path / f"state_{first - 1}"
+    folder = options.state or state_folder(source.path, first - 1)
     saved = state_files.read(folder)
     if saved is None and options.state is not None:
         accepted = "a checkpoint folder of verl's, global_step_N, with a folder dataflex in it"

@@ -134,6 +134,21 @@ def test_a_resumed_run_supersedes_the_steps_after_its_checkpoint(tmp_path: Path)
     assert list(read(tmp_path)) == [1, 2, 3, 4, 5, 6, 7] and not (tmp_path / files.SUPERSEDED / "2").exists()
 
 
+def test_readers_of_a_whole_folder_see_what_counts_and_no_more(tmp_path: Path) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    run = simulate(BLOCK, tmp_path, steps=3)
+    assert run.log is not None and run.hooks is not None
+    run.log.resumed(2)
+    written(run.folder, [3])
+    assert (files.state_folder(run.folder, 2) / "dataflex").is_dir() and (run.folder / files.SUPERSEDED / "1").is_dir()
+    frame = pandas.read_parquet(run.folder)
+    assert frame.groupby("step").size().to_dict() == {1: 24, 2: 24, 3: 4}
+    # Files with other columns, as the page says to read them.
+    paths = sorted(run.folder.glob("*.parquet"))
+    assert len(pandas.concat(map(pandas.read_parquet, paths))) == 52
+    assert polars.concat(map(polars.read_parquet, paths), how="diagonal").shape == (52, len(frame.columns))
+
+
 def test_another_run_in_the_same_folder_sets_the_first_aside(tmp_path: Path) -> None:
     written(tmp_path, range(1, 4))
     written(tmp_path, range(1, 2), value=100.0)

@@ -163,7 +163,7 @@ def test_stateful_plugins_begin_with_the_logged_state_where_the_log_begins_later
     again = simulate(block, tmp_path / "again", steps=4)
     assert again.log is not None and again.hooks is not None
     again.log.resumed(4)
-    saved = state_files.read(again.folder / "state_4")
+    saved = state_files.read(files.state_folder(again.folder, 4))
     assert saved is not None and saved.step == 4
     known = what_if(source, [strategy, Strategy(LOGGED)], saved.plugins)
     assert known.notes == [] and known.difference is not None and known.difference.identical == 96
