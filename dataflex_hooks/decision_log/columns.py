@@ -23,6 +23,7 @@ from dataflex_hooks.segments import row_sum
 
 Array = NDArray[Any]
 _INFO = "reward_extra_info"
+_NUMERIC = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
 @dataclass
@@ -64,9 +65,8 @@ def signal_keys(batch: RolloutBatch) -> tuple[str, ...]:
     infos = _infos(batch)
     if not infos:
         return ()
-    numeric = (bool, int, float, np.bool_, np.integer, np.floating)
-    keys = [key for key, value in infos[0].items() if isinstance(value, numeric)]
-    return tuple(sorted(str(key) for key in keys if all(isinstance(info.get(key), numeric) for info in infos)))
+    keys = [key for key, value in infos[0].items() if isinstance(value, _NUMERIC)]
+    return tuple(sorted(str(key) for key in keys if all(isinstance(info.get(key), _NUMERIC) for info in infos)))
 
 
 def table(
@@ -159,8 +159,7 @@ def _facts_of(batch: RolloutBatch, domain_columns: Sequence[str], labels: Labels
     if labels.signals:
         infos = _infos(batch)
         for key in labels.signals:
-            given = [info.get(key, np.nan) for info in infos]
-            columns[f"signal_{key}"] = pa.array(np.array(given).astype(np.float32))
+            columns[f"signal_{key}"] = pa.array(_signal([info.get(key) for info in infos] or [None] * batch.bs))
     return columns
 
 
@@ -232,6 +231,23 @@ def _infos(batch: RolloutBatch) -> list[Mapping[str, Any]]:
         return []
     given = [stored.get(_INFO) if isinstance(stored, Mapping) else None for stored in batch.column("extra_fields")]
     return [info if isinstance(info, Mapping) else {} for info in given]
+
+
+def _signal(given: Sequence[Any]) -> NDArray[np.float32]:
+    """Numbers, NaN for what is none: what was a number in the first step may be a text in a later one."""
+    values = [value if isinstance(value, _NUMERIC) else np.nan for value in given]
+    try:
+        return np.array(values, dtype=np.float64).astype(np.float32)
+    except OverflowError:
+        # A whole number beyond all floats.
+        return np.array([_within(value) for value in values], dtype=np.float32)
+
+
+def _within(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("nan")
 
 
 def _shares(domains: Any, shares: Mapping[str, float]) -> Any:

@@ -60,7 +60,11 @@ LABEL_COLUMNS = (
     Column("keep_<label>", "bool", "what the plugin alone would keep; only for plugins that mask or drop"),
     Column("factor_<label>", "float32", "the plugin's own weight, before normalising; only for plugins that weigh"),
 )
-SIGNAL_COLUMNS = (Column("signal_<key>", "float32", "a number that the reward function returned beside the reward"),)
+SIGNAL_COLUMNS = (
+    Column(
+        "signal_<key>", "float32", "a number that the reward function returned beside the reward; NaN where it was none"
+    ),
+)
 TOKEN_COLUMNS = (
     Column("response_mask", "list<uint8>", "1 at tokens that the loss counts"),
     Column("advantages", "list<float32>", "one a token"),

@@ -75,7 +75,8 @@ class _Unreadable(DataFlexError):
 
 
 def _read(path: Path) -> LoggedRows:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    # Not splitlines: responses may hold characters that it takes for line ends, such as U+2028, and verl writes them so.
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = [_record(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     if not records:
         raise _Unreadable("it is empty")

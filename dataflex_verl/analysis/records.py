@@ -130,14 +130,15 @@ def read_run(path: Path, name: str | None = None) -> RunLog:
 
 
 def _records(text: str, notes: list[str]) -> Iterator[tuple[int, dict[str, float]]]:
-    lines = text.splitlines()
+    # Not splitlines: JSON may hold characters that it takes for line ends, such as U+2028.
+    lines = text.removesuffix("\n").split("\n")
     bad = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             step, data = _record(json.loads(line))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             bad.append(number)
             continue
         yield step, data
@@ -156,7 +157,7 @@ def _record(record: Any) -> tuple[int, dict[str, float]]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(float(value))
 
 
 def _series(by_step: Mapping[int, Mapping[str, float]]) -> dict[str, Series]:

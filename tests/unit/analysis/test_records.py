@@ -39,6 +39,26 @@ def test_lines_that_are_no_records_are_left_out_and_noted(write_run: Write) -> N
     assert run.notes == ("not a record of verl's file logger, left out: line 1, 2, 6 and 2 more",)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": 9, "data": null}', '{"step": 9, "data": [1]}', '{"step": Infinity, "data": {}}', '{"step": 9, "data": 1']
+    + ['{"step": 9, "data": {"x": 1' + "0" * 400 + "}}"],
+)
+def test_a_record_of_another_shape_is_left_out_and_noted(write_run: Write, line: str) -> None:
+    folder = write_run("a", metrics_of(steps=2))
+    path = folder / "metrics.jsonl"
+    path.write_text(f"{line}\n{path.read_text()}")
+    run = read_run(folder)
+    assert run.steps == (1, 2) and run.notes == ("not a record of verl's file logger, left out: line 1",)
+
+
+def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
+    name = "val-core/a\u2028b/acc/mean@2"
+    (tmp_path / "run.jsonl").write_text(json.dumps({"step": 1, "data": {name: 0.5}}, ensure_ascii=False) + "\n")
+    run = read_run(tmp_path / "run.jsonl")
+    assert run.at(name, 1) == 0.5 and run.notes == ()
+
+
 def test_values_that_are_no_finite_numbers_are_gaps(tmp_path: Path) -> None:
     lines = [
         {"step": step, "data": {"x": value, "y": 1.0}}

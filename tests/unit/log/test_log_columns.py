@@ -102,6 +102,20 @@ def test_prompts_are_known_by_dataset_row_and_by_content_and_signals_by_key(tmp_
     assert all(0 < share < 1 for share in shares.values()) and len(set(shares.values())) > 3
 
 
+@pytest.mark.parametrize(
+    ("later", "expected"), [(0.5, 0.5), ("err", None), (None, None), ([1, 2], None), (10**400, None)]
+)
+def test_a_signal_that_is_no_number_in_a_later_step_does_not_stop_the_run(batches, later, expected) -> None:
+    infos = np.empty(2, dtype=object)
+    infos[:] = [{"reward_extra_info": {"acc": True}}, {"reward_extra_info": {"acc": later}}]
+    labels = Labels(signals=("acc",))
+    for extra, wanted in (({"extra_fields": infos}, [1.0, expected]), ({}, [None, None])):
+        batch = batches.build([batches.Row("a"), batches.Row("a", session=1)], columns=extra)
+        noted = UpdateRecord(2, 0, True, batch, dh.HookManager().post_reward(batch, dh.StepContext(2)))
+        found = [row["signal_acc"] for row in table(noted, labels, ()).to_pylist()]
+        assert [None if np.isnan(value) else value for value in found] == wanted
+
+
 def test_shadow_mode_logs_what_would_have_been(tmp_path: Path) -> None:
     block = {"plugins": presets.block("difffilter")["plugins"], "apply": False}
     shadow = pq.read_table(simulate(block, tmp_path / "a").folder).to_pylist()

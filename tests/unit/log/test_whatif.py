@@ -245,6 +245,16 @@ def test_verls_dumps_are_enough_for_what_reads_rewards(tmp_path: Path) -> None:
     assert result["rollouts"] == 72 and 0 < result["strategies"][0]["trained"] == expected < 72
 
 
+def test_a_response_may_hold_what_other_readers_take_for_a_line_end(tmp_path: Path) -> None:
+    folder = dump(tmp_path / "dump", steps=1)
+    lines = [json.loads(line) for line in (folder / "1.jsonl").read_text().splitlines()]
+    # As verl writes it: json.dumps(..., ensure_ascii=False).
+    text = "".join(json.dumps({**line, "output": "a\u2028b\u0085c"}, ensure_ascii=False) + "\n" for line in lines)
+    (folder / "1.jsonl").write_text(text, encoding="utf-8")
+    result = what_if(JsonlSource(folder), [Strategy("dapo", presets.block("dapo"))])
+    assert result.rollouts == 24 and result.notes == []
+
+
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
