@@ -75,7 +75,7 @@ class _Unreadable(DataFlexError):
 
 
 def _read(path: Path) -> LoggedRows:
-    # Not splitlines: responses may hold characters that it takes for line ends, such as U+2028, and verl writes them so.
+    # Not splitlines: verl writes responses as they are, and they may hold what it takes for a line end, as U+2028.
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = [_record(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     if not records:

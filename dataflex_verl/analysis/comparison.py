@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from dataflex_verl.analysis.alike import measured_alike, planned_alike
 from dataflex_verl.analysis.outcomes import OVERALL, REWARD, RunOutcome, first_difference
 from dataflex_verl.analysis.statistics import (
+    ALPHA,
     BOOTSTRAP_FROM,
     Difference,
     bootstrap_coverage,
     holm,
     paired_difference,
+    smallest_detectable,
 )
 
 
@@ -24,7 +26,8 @@ class Against:
         seeds: those under which both finished and have the outcome.
         differences: (n,) arm less baseline, in the order of ``seeds``.
         difference: what they come to; None without a pair.
-        adjusted: p-value adjusted over the arms (Holm), in the main outcome only.
+        adjusted: p-value adjusted over the arms (Holm), in the main outcome only; there ``detectable`` is of the
+            adjusted test.
     """
 
     seeds: tuple[int, ...]
@@ -188,16 +191,18 @@ def _departure(one: RunOutcome, other: RunOutcome) -> str:
 
 
 def _adjusted(results: list[ArmResult], main: str) -> list[ArmResult]:
-    """Holm over the arms that were tested at all."""
+    """Holm over the arms that were tested at all; what can be detected is up to that test too."""
     tested = [
-        (index, found.p)
+        (index, found, found.p)
         for index, result in enumerate(results)
         if (found := result.against[main].difference) is not None and found.p is not None
     ]
     adjusted = list(results)
-    for (index, _), p in zip(tested, holm([p for _, p in tested]), strict=True):
+    for (index, found, _), p in zip(tested, holm([p for _, _, p in tested]), strict=True):
         result = results[index]
-        against = {**result.against, main: replace(result.against[main], adjusted=p)}
+        if len(tested) > 1 and found.sd is not None:
+            found = replace(found, detectable=smallest_detectable(found.sd, found.n, alpha=ALPHA / len(tested)))
+        against = {**result.against, main: replace(result.against[main], difference=found, adjusted=p)}
         adjusted[index] = replace(result, against=against)
     return adjusted
 

@@ -39,7 +39,8 @@ def _head(comparison: Comparison) -> Iterator[str]:
     yield paragraphs(
         [
             "Difference: mean of the paired differences ± its standard error. Interval: paired t. Adjusted p: Holm, "
-            "over the arms. Detectable: the true difference that this many seeds find four times in five."
+            "over the arms. Detectable: the true difference that this many seeds find four times in five, adjusted "
+            "likewise."
         ],
         "note",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dataflex_verl.analysis.comparison import Against, ArmResult, Comparison
 from dataflex_verl.analysis.outcomes import REWARD
-from dataflex_verl.analysis.verdicts import verdict
+from dataflex_verl.analysis.verdicts import figure, verdict
 
 GAP = "—"
 
@@ -33,7 +33,8 @@ def _lines(comparison: Comparison, versions: Mapping[str, str]) -> Iterator[str]
     yield from main_table(comparison)
     yield ""
     yield "Difference: mean of the paired differences, seed by seed, with its standard error. Interval: paired t, 95 %."
-    yield "Adjusted p: Holm, over the arms. Detectable: true difference found four times in five at this spread."
+    yield "Adjusted p: Holm, over the arms. Detectable: true difference found four times in five at this spread,"
+    yield "adjusted likewise."
     yield from _bootstraps(comparison)
     yield ""
     yield "## By outcome"
@@ -65,7 +66,7 @@ def main_rows(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]:
 
 def _main_row(comparison: Comparison, arm: ArmResult) -> list[str]:
     mean = arm.means.get(comparison.main)
-    start = [arm.name, f"{arm.runs} of {len(comparison.seeds)}", GAP if mean is None else f"{mean:.3f}"]
+    start = [arm.name, f"{arm.runs} of {len(comparison.seeds)}", GAP if mean is None else figure(mean)]
     if arm.name == comparison.baseline:
         return [*start, "baseline", "", "", ""]
     against = arm.against[comparison.main]
@@ -74,16 +75,20 @@ def _main_row(comparison: Comparison, arm: ArmResult) -> list[str]:
         return [*start, GAP, GAP, GAP, GAP]
     if found.exact:
         return [*start, "0 exactly", GAP, GAP, GAP]
-    difference = f"{found.mean:+.3f}" + (f" ± {found.se:.3f}" if found.se is not None else "")
+    difference = figure(found.mean, "+") + (f" ± {figure(found.se)}" if found.se is not None else "")
     p = GAP if against.adjusted is None else f"{against.adjusted:.3f}"
-    detectable = GAP if found.detectable is None else f"{found.detectable:.3f}"
+    detectable = GAP if found.detectable is None else figure(found.detectable)
     return [*start, difference, interval(against), p, detectable]
 
 
 def interval(against: Against) -> str:
     """The t interval of an arm in an outcome, or a gap."""
     found = against.difference
-    return GAP if found is None or found.low is None or found.exact else f"{found.low:+.3f} to {found.high:+.3f}"
+    return (
+        GAP
+        if found is None or found.low is None or found.high is None or found.exact
+        else f"{figure(found.low, '+')} to {figure(found.high, '+')}"
+    )
 
 
 def _bootstraps(comparison: Comparison) -> Iterator[str]:
@@ -91,8 +96,8 @@ def _bootstraps(comparison: Comparison) -> Iterator[str]:
         found = arm.against[comparison.main].difference
         if found is not None and (boot := found.bootstrap) is not None:
             yield (
-                f"Bootstrap (BCa) for {arm.name}: {boot.low:+.3f} to {boot.high:+.3f}; such intervals cover the true "
-                f"mean in {boot.coverage:.1%} of {boot.simulations:,} simulated samples of {found.n}."
+                f"Bootstrap (BCa) for {arm.name}: {figure(boot.low, '+')} to {figure(boot.high, '+')}; such intervals "
+                f"cover the true mean in {boot.coverage:.1%} of {boot.simulations:,} simulated samples of {found.n}."
             )
 
 
@@ -103,10 +108,10 @@ def outcome_rows(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]
         row = [arm.name]
         for name in comparison.outcomes:
             mean = arm.means.get(name)
-            text = GAP if mean is None else f"{mean:.3f}"
+            text = GAP if mean is None else figure(mean)
             if arm.against and (found := arm.against[name].difference) is not None:
                 spread = interval(arm.against[name])
-                text += f" ({found.mean:+.3f}" + ("" if spread == GAP else f"; {spread}") + ")"
+                text += f" ({figure(found.mean, '+')}" + ("" if spread == GAP else f"; {spread}") + ")"
             row.append(text)
         rows.append(row)
     return ("arm", *comparison.outcomes), rows
@@ -123,7 +128,7 @@ def run_rows(comparison: Comparison) -> tuple[Sequence[str], list[list[str]]]:
                 run.arm,
                 str(run.seed),
                 f"{run.state}: {run.reason}" if run.reason else run.state,
-                GAP if value is None else f"{value:.3f}",
+                GAP if value is None else figure(value),
                 GAP if run.tokens is None else f"{run.tokens:,.0f}",
                 GAP if run.step_seconds is None else f"{run.step_seconds:.1f} s",
                 GAP if run.seconds is None else f"{run.seconds:.1f} s",

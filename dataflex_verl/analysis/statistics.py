@@ -54,7 +54,8 @@ class Difference:
         se: standard error of the mean.
         low, high: the paired t interval, 95 %.
         p: two-sided p-value of the paired t test, not adjusted.
-        detectable: smallest true difference found with 80 % probability at 5 %, if the spread is what was observed.
+        detectable: smallest true difference found with 80 % probability at 5 %, if the spread is what was observed; by
+            a comparison of several arms, at 5 % over their number, which is what Holm's adjustment asks of the first.
         bootstrap: from ten pairs on.
         exact: every difference is exactly 0.
         constant: the differences are equal and not 0, so that their spread says nothing.

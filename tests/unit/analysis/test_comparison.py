@@ -11,6 +11,7 @@ from dataflex_verl.analysis.comparison import Comparison, compare_outcomes
 from dataflex_verl.analysis.comparison_data import as_data
 from dataflex_verl.analysis.comparison_text import markdown
 from dataflex_verl.analysis.outcomes import OVERALL, REWARD, RunOutcome, read_outcome
+from dataflex_verl.analysis.statistics import smallest_detectable
 from dataflex_verl.analysis.verdicts import verdict
 from tests.unit.analysis.conftest import Write, metrics_of
 
@@ -75,6 +76,34 @@ def test_an_effect_lost_in_noise_is_said_to_be_none_with_what_could_be_detected(
     # sd 0.1007 of three pairs.
     assert detectable == pytest.approx(0.1007 * 3.264, rel=0.01)
     assert f"a true difference of {detectable:.3f} four times in five" in text
+
+
+def test_what_several_arms_can_detect_is_up_to_the_adjusted_test(write_run: Write, tmp_path: Path) -> None:
+    gains = {"none": (0.0, 0.0), "gfpo": (-0.0625, -0.0677), "per": (0.01, -0.02), "topk": (0.01, -0.01)}
+    for arm, of_seeds in gains.items():
+        for seed, gain in enumerate(of_seeds):
+            write_run(f"{arm}/seed-{seed}", metrics_of(STEPS, {"add": 0.5 + gain}))
+    found = evaluate(tmp_path, list(gains), [0, 1])
+    gfpo, per, topk = (verdict(found, arm) for arm in found.arms[1:])
+    against = found.arms[1].against[OVERALL]
+    assert against.difference.p < 0.05 < against.adjusted and against.difference.high < 0
+    assert "no effect shown" in gfpo and "leaves 0 out, but of 3 such intervals" in gfpo
+    assert "leaves 0 out" not in per and "among 3 arms four times in five" in per
+    assert against.difference.detectable == pytest.approx(
+        smallest_detectable(against.difference.sd, 2, alpha=0.05 / 3), rel=1e-9
+    )
+    # What was measured and not called an effect is not called detectable either.
+    assert abs(against.difference.mean) < against.difference.detectable
+    assert "topk ends as high as none" in topk and "| topk | 2 of 2 | 0.500 | 0.000 ±" in markdown(found, {})
+
+
+def test_small_figures_keep_a_digit(write_run: Write, tmp_path: Path) -> None:
+    for seed, gain in enumerate((1e-5, 1.2e-5, 1.1e-5)):
+        write_run(f"none/seed-{seed}", metrics_of(STEPS, {"add": 2e-5}))
+        write_run(f"per/seed-{seed}", metrics_of(STEPS, {"add": 2e-5 + gain}))
+    found = evaluate(tmp_path, ["none", "per"], [0, 1, 2])
+    text = verdict(found, found.arms[1])
+    assert text.startswith("per ends 1.1e-05 higher than none") and "0.000" not in text
 
 
 def test_an_arm_equal_to_the_baseline_is_said_to_be_with_a_difference_of_exactly_zero(

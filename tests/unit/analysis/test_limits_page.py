@@ -9,7 +9,7 @@ import pytest
 
 from dataflex_verl.analysis import findings
 from dataflex_verl.analysis.charts import MOST_POINTS
-from dataflex_verl.analysis.statistics import SIMULATIONS, bootstrap_coverage, smallest_detectable
+from dataflex_verl.analysis.statistics import ALPHA, SIMULATIONS, bootstrap_coverage, smallest_detectable
 
 DOCS = Path(__file__).parents[3] / "docs"
 LIMITS = (DOCS / "limits.md").read_text(encoding="utf-8")
@@ -20,6 +20,13 @@ def test_the_table_of_seeds_is_what_the_code_computes() -> None:
     assert len(rows) == 7
     for seeds, shown in rows:
         assert smallest_detectable(1.0, int(seeds)) == pytest.approx(float(shown), abs=0.006)
+
+
+def test_what_several_arms_ask_is_what_the_code_computes() -> None:
+    shown = re.search(r"twelve arms\nit is ([\d.]+) for three seeds and ([\d.]+) for five", LIMITS)
+    assert shown is not None
+    for seeds, text in zip((3, 5), shown.groups(), strict=True):
+        assert smallest_detectable(1.0, seeds, alpha=ALPHA / 12) == pytest.approx(float(text), abs=0.006)
 
 
 def test_the_coverage_of_the_bootstrap_is_what_was_simulated() -> None:
