@@ -132,7 +132,8 @@ def summary(decision: object) -> str:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    return value is None or (not isinstance(value, Tensor) and bool(value == default))
+    # Comparing an array gives an array.
+    return value is None or (not hasattr(value, "__array__") and bool(value == default))
 
 
 def _part(name: str, value: Any) -> str:

@@ -66,6 +66,7 @@ def make_batch(
     Raises:
         ValueError: lengths that do not agree.
     """
+    _check_lengths(rows)
     number = {uid: place for place, uid in enumerate(sorted({row.uid for row in rows}))}
     seeds = [100 + 7 * number[row.uid] for row in rows]
     responses = [
@@ -174,6 +175,15 @@ def grpo_advantages(batch: RolloutBatch) -> Tensor:
     of_session = (rewards - mean[group]) / (std[group] + 1e-6)
     of_row = batch.expand_sessions(of_session.to(torch.float32))
     return batch.expand_rows(of_row) * batch.response_mask
+
+
+def _check_lengths(rows: Sequence[Row]) -> None:
+    # Lengths that are wrong in two rows may add up to the right number of tokens.
+    for place, row in enumerate(rows):
+        for name in ("mask", "advantage", "log_prob", "tokens"):
+            given = getattr(row, name)
+            if isinstance(given, tuple) and len(given) != row.length:
+                raise ValueError(f"row {place} has {len(given)} values of {name} for length={row.length} tokens")
 
 
 def _per_token(rows: Sequence[Row], name: str, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ from dataflex_hooks.errors import ConfigError, Described, ParameterError, did_yo
 from dataflex_hooks.hookspecs import HOOKS
 from dataflex_hooks.loader import build_plugin
 from dataflex_hooks.testing.checking import Check
-from dataflex_hooks.testing.scenario import Pools, Step, make_steps
+from dataflex_hooks.testing.scenario import MADE_UP, Pools, Step, make_steps
 
 PROPERTIES: Mapping[str, str] = MappingProxyType(
     {
@@ -86,6 +86,7 @@ def assert_plugin_contract(
     """
     __tracebackhide__ = True
     _check_skip(skip)
+    _check_lists(batches, contexts, domains)
     check = Check(maker(plugin), config, frozenset(skip), rtol)
     try:
         declared = check.declared()
@@ -126,6 +127,21 @@ def _check_skip(skip: Collection[str]) -> None:
         if name not in PROPERTIES or isinstance(skip, str):
             hint = did_you_mean(name, PROPERTIES)
             raise ParameterError("skip", skip, f"a tuple of {one_of(PROPERTIES)}" + (f"; {hint}" if hint else ""))
+
+
+def _check_lists(
+    batches: Sequence[RolloutBatch] | None, contexts: Sequence[StepContext] | None, domains: Sequence[str]
+) -> None:
+    if batches is not None and not batches:
+        raise ParameterError("batches", batches, "at least one batch, or None")
+    if not domains or isinstance(domains, str):
+        raise ParameterError("domains", domains, "a list of names, at least one")
+    if contexts is None:
+        return
+    wanted = 2 * (MADE_UP if batches is None else len(batches))
+    if len(contexts) != wanted:
+        text = f"{wanted} contexts, two for each batch"
+        raise ParameterError("contexts", Described(f"{len(contexts)} contexts"), text)
 
 
 def _check_fields(declared: Mapping[str, tuple[str, ...]], steps: Sequence[Step]) -> None:

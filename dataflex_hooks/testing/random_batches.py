@@ -33,7 +33,7 @@ def random_batch(
         seed: of everything below.
         groups, sessions: how many prompts, and rollouts of each.
         outputs: the most outputs a rollout has; each has 1 to ``outputs``.
-        lengths: least and most response tokens of a row.
+        lengths: least and most response tokens of a row; one without tokens has no reward.
         domains: each group has one of them, every name at least once where there are groups enough.
         rewards: ``"binary"`` (0 or 1), ``"graded"`` (in [0, 1]), or the values to draw from.
         tool_share: share of tokens, never a row's last, that the model did not write.
@@ -56,11 +56,13 @@ def random_batch(
     row_length = random.integers(lengths[0], lengths[1] + 1, len(group))
     offsets = np.concatenate([[0], np.cumsum(row_length)])
     mask = random.random(offsets[-1]) >= tool_share
-    mask[offsets[1:] - 1] = True
+    has_tokens = row_length > 0
+    last = offsets[1:][has_tokens] - 1
+    mask[last] = True
 
     reward = np.repeat(_rewards(random, rewards, groups * sessions), count)
     scores = np.zeros(offsets[-1])
-    scores[offsets[1:] - 1] = reward
+    scores[last] = reward[has_tokens]
     prompt_length = random.integers(2, 9, groups)
     prompt_tokens = [random.integers(1, 1000, size) for size in prompt_length]
     named = np.array([*domains, *random.choice(list(domains), max(0, groups - len(domains)))])[:groups]

@@ -20,6 +20,8 @@ _READ_BY_CONTENT = frozenset({"rm_scores", "responses", "response_mask"})
 _DIVERGENCE = (0.01, 0.2, 0.9, 0.02, 0.01)
 
 Pools = Mapping[str, Sequence[Any]]
+MADE_UP = 5
+"""How many batches :func:`make_steps` makes up."""
 
 
 @dataclass(frozen=True)

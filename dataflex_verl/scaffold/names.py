@@ -20,6 +20,8 @@ from dataflex_verl.presets.providers import all_presets
 _PATTERN = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"
 _ACCEPTED = "lower-case letters, digits, - and _, beginning with a letter, such as keep-short"
 _PREFIX = "dataflex_"
+_YAML = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+"""Words that YAML reads as something else than text."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ def name_problem(given: str, with_preset: bool) -> Problem | None:
         hint = f"did you mean {meant!r}?" if re.fullmatch(_PATTERN, meant) else None
         return Problem("NAME", given, _ACCEPTED, hint)
     names = Names.of(given)
+    if names.plugin in _YAML or not names.cls.isidentifier() or keyword.iskeyword(names.cls):
+        given_plugin = Described(f"{given!r}, a plugin {names.plugin!r} with the class {names.cls}")
+        return Problem("NAME", given_plugin, "a name whose plugin and class are ordinary names in YAML and Python")
     taken = _taken_by(names.plugin, with_preset) or _no_module(names.package)
     return Problem("NAME", Described(f"{given!r}, and {taken}"), "a name that nothing has yet") if taken else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -184,6 +185,12 @@ def test_calls_of_all_hooks_are_traced_timed_and_counted_and_observing_is_timed_
         "dataflex trace: step 3 observe p: 4 rows, 8 tokens; no decision",
         f"dataflex trace: step 3 on_domain_stats p: 2 domains; proportions of 2, {moments}",
     ]
+
+
+def test_decisions_of_numpy_arrays_are_summed_up_too():
+    assert summary(RolloutDecision(admit=np.array([True, False, True]))) == "admit of 3"
+    assert summary(DomainDecision(proportions=np.array([0.25, 0.75]))) == "proportions of 2"
+    assert summary(DomainDecision()) == "nothing given"
 
 
 def test_what_is_no_decision_is_named_and_never_shown(batch, ctx):

@@ -52,6 +52,20 @@ def test_rows_carry_several_outputs_columns_and_fields():
     assert "prompts" not in batch.field_names and "domain" not in batch.field_names
 
 
+@pytest.mark.parametrize("name", ["mask", "advantage", "log_prob", "tokens"])
+def test_values_of_another_length_than_the_row_are_refused_though_the_total_is_right(name):
+    one, other = {name: (1, 0)}, {name: (1, 1)}
+    with pytest.raises(ValueError, match=f"row 0 has 2 values of {name} for length=3 tokens"):
+        make_batch([Row("a", length=3, **one), Row("b", length=1, **other)])
+    assert make_batch([Row("a", length=2, **one), Row("b", length=2, **other)]).bs == 2
+
+
+def test_rows_without_tokens_take_no_reward_from_others():
+    with_empty = random_batch(0, groups=4, lengths=(0, 2), rewards=[1.0])
+    assert (with_empty.lengths == 0).any() and (with_empty.lengths > 0).any()
+    assert torch.equal(with_empty.rewards, (with_empty.lengths > 0).float())
+
+
 def test_random_batches_repeat_and_vary_with_the_seed():
     one, same, other = (random_batch(seed, outputs=3, tool_share=0.3) for seed in (4, 4, 5))
     assert one.uid.tolist() == same.uid.tolist() != other.uid.tolist()

@@ -169,6 +169,21 @@ def test_own_batches_and_contexts_are_used():
     assert_plugin_contract(Guard, batches=batches, contexts=contexts)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batches": []}, r"batches: got \[\]; accepted: at least one batch"),
+        ({"contexts": [make_context(1)]}, "contexts: got 1 contexts; accepted: 10 contexts, two for each batch"),
+        ({"batches": [random_batch(7)], "contexts": [make_context(1)]}, "accepted: 2 contexts, two for each batch"),
+        ({"domains": []}, "domains: got .*a list of names, at least one"),
+        ({"domains": "math"}, "domains: got 'math'; accepted: a list of names"),
+    ],
+)
+def test_inputs_that_make_no_steps_are_refused(given, message):
+    with pytest.raises(df.ParameterError, match=message):
+        assert_plugin_contract(KeepsOneOfTwo, **given)
+
+
 class KeepsOneOfTwo:
     @df.hookimpl
     def post_advantage(self, batch, ctx):
