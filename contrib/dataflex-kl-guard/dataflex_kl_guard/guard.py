@@ -30,6 +30,11 @@ class Hysteresis:
         return self.on
 
 
+def was_updated(metrics: Mapping[str, Any]) -> bool:
+    """Whether a step's metrics have any of an update of the policy; its entropy verl logs without one."""
+    return any(name.startswith("actor/") and name != "actor/entropy" for name in metrics)
+
+
 def metrics_like(wanted: str, metrics: Mapping[str, Any]) -> list[str]:
     """Names of metrics that have ``kl`` as a word in their name, those most like ``wanted`` first."""
     words = [name for name in metrics if "kl" in name.lower().replace("/", "_").split("_")]

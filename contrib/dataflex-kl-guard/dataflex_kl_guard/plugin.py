@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import dataflex_hooks as df
-from dataflex_kl_guard.guard import Hysteresis, metrics_like
+from dataflex_kl_guard.guard import Hysteresis, metrics_like, was_updated
 
 ACTIONS = ("scale", "skip")
 PATIENCE = 3
-"""Steps without the metric after which the run stops: a guard that never sees anything guards nothing."""
+"""Updates without the metric after which the run stops: a guard that never sees anything guards nothing."""
 _log = logging.getLogger(__name__)
 
 
@@ -24,7 +24,7 @@ class KLGuard:
         high, low: the guard goes on above ``high`` (or at NaN) and off below ``low``.
         action: what it does while it is on: ``"scale"`` multiplies the policy gradient by ``scale``, ``"skip"`` makes
             no optimizer step.
-        scale: factor on the policy gradient, in [0, 1).
+        scale: factor on the policy gradient, in [0, 1].
         longest_skip: after so many skipped steps in a row one update is made, since only an update is measured.
 
     Raises:
@@ -91,8 +91,8 @@ class KLGuard:
         if self.metric in last:
             self._seen, self._absent = True, 0
             self.guard.see(float(last[self.metric]))
-        elif last and not last.get("dataflex/skip_update"):
-            # A skipped update is not measured; any other should have been.
+        elif was_updated(last) and not last.get("dataflex/skip_update"):
+            # Nothing measures an update that was not made: skipped, or before trainer.critic_warmup.
             self._absent += 1
             self._miss(last)
 

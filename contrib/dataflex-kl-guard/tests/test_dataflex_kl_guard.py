@@ -19,7 +19,7 @@ ENGAGED = [0, 0, 1, 1, 1, 0, 0, 1]
 
 def decisions(guard, values, first=2, name=KL):
     """What the guard decides at each step, when these are the metrics of the steps before; None: none was measured."""
-    seen = [{"x": 1.0} if value is None else {name: value} for value in values]
+    seen = [{"actor/grad_norm": 1.0} if value is None else {name: value} for value in values]
     return [guard.post_advantage(make_context(first + step, metrics=last)) for step, last in enumerate(seen)]
 
 
@@ -106,6 +106,19 @@ def test_a_metric_that_stays_away_later_is_warned_of_and_the_state_stays(caplog)
     made = decisions(guard, [None] * 5, first=3)
     assert [decision.update_scale for decision in made] == [0.1] * 5
     assert len(caplog.records) == 1
+
+
+def test_steps_without_an_update_of_the_policy_are_no_reason_to_stop(caplog):
+    guard = KLGuard()
+    warming_up = {"actor/entropy": 1.0, "critic/vf_loss": 0.5, "training/global_step": 1.0}
+    for step in range(2, 12):
+        assert guard.post_advantage(make_context(step, metrics=warming_up)).update_scale is None
+    assert not caplog.records
+    updated = {**warming_up, "actor/grad_norm": 1.0}
+    for step in (12, 13):
+        guard.post_advantage(make_context(step, metrics=updated))
+    with pytest.raises(LookupError, match="in none of 3 steps"):
+        guard.post_advantage(make_context(14, metrics=updated))
 
 
 @pytest.mark.parametrize(
