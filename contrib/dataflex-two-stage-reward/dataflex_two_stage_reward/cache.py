@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-Key = tuple[int, int]
-"""64-bit hashes of the tokens of a prompt and of a response."""
+Key = tuple[int, int, int]
+"""64-bit hashes of the tokens of a prompt, of those of a response, and of what else the function is given."""
+
+
+def written(value: object) -> str:
+    """Return equal text for equal values, in every process."""
+    try:
+        return json.dumps(value, sort_keys=True, default=_plain)
+    except TypeError:  # keys of several types
+        return repr(value)
+
+
+def hashed(value: object) -> int:
+    """Return a 64-bit hash of :func:`written`."""
+    digest = hashlib.blake2b(written(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 class ScoreCache:
@@ -37,12 +57,12 @@ class ScoreCache:
             self._scores.popitem(last=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return hashes (n, 2) int64 and scores (n,) float64, oldest first."""
-        keys = np.array(list(self._scores), dtype=np.int64).reshape(-1, 2)
+        """Return hashes (n, 3) int64 and scores (n,) float64, oldest first."""
+        keys = np.array(list(self._scores), dtype=np.int64).reshape(-1, 3)
         return {"keys": keys, "scores": np.array(list(self._scores.values()), dtype=np.float64)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._scores.clear()
-        for (prompt, response), score in zip(state["keys"].tolist(), state["scores"].tolist(), strict=True):
-            self.put((prompt, response), score)
+        for (prompt, response, given), score in zip(state["keys"].tolist(), state["scores"].tolist(), strict=True):
+            self.put((prompt, response, given), score)

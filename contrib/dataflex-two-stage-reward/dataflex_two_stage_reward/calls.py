@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +75,9 @@ class Caller:
         """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="two_stage_reward", daemon=True).start()
+            threading.Thread(target=_run, args=(self._loop,), name="two_stage_reward", daemon=True).start()
+            # The thread does not keep this object alive, and ends after it.
+            weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop).atexit = False
         return asyncio.run_coroutine_threadsafe(self._all(calls, stop_at_first), self._loop).result()
 
     async def _all(self, calls: Sequence[Call], stop_at_first: bool) -> Answers:
@@ -123,6 +127,13 @@ class Caller:
         return f"{self.function.name} failed {times} for {call.about()}: {what}"
 
 
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
 def _reward(result: Any) -> float:
     """Read a result as verl does: a number, or a mapping with ``score``."""
     score = result["score"] if isinstance(result, Mapping) else result
@@ -153,7 +164,8 @@ def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
             # A future refuses StopIteration, and what is no Exception would end the loop.
             usual = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             error = raised if usual else RuntimeError(repr(raised))
-        loop.call_soon_threadsafe(settle, result, error)
+        with suppress(RuntimeError):  # nobody waits any more, and the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="two_stage_reward call", daemon=True).start()
     return future

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from dataflex_hooks import ConfigError, ParameterChecks, RewardDecision, RolloutBatch, StepContext, hookimpl
-from dataflex_two_stage_reward.cache import Key, ScoreCache
+from dataflex_two_stage_reward.cache import Key, ScoreCache, hashed, written
 from dataflex_two_stage_reward.calls import Call, Caller, Limits
 from dataflex_two_stage_reward.function import FIELDS, TEXT, load
 from dataflex_two_stage_reward.groups import Ranking
@@ -42,7 +42,8 @@ class TwoStageReward:
         retry_wait: seconds before the first of them, doubled before each that follows.
         on_failure: of the last attempt: ``raise`` stops the run; ``drop`` takes the response out as if it had not been
             chosen, and its whole group where fewer than 2 scored ones are left of it.
-        cache: scores kept for equal prompts and responses; 0 keeps none. They are part of the plugin's state.
+        cache: scores kept, by prompt, response and what else the function is given; 0 keeps none. They are part of the
+            plugin's state.
         tokenizer: where the tokenizer lies, or an object with ``decode``; None takes the policy's own.
         trust_remote_code: whether code that comes with the tokenizer may run.
         tokenizer_path: fact of the run, from the host.
@@ -54,6 +55,9 @@ class TwoStageReward:
     provides = frozenset({"rewards", "keep"})
     host_keywords = frozenset({"tokenizer_path"})
     needs_groups = True
+    # What the host checks at start and the plan says.
+    effect = "drop"
+    advantages = "kept"
 
     def __init__(
         self,
@@ -127,8 +131,8 @@ class TwoStageReward:
 
     def _scores(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], dict[str, float]]:
         """Scores of rows, NaN where the function failed, and what they cost."""
-        hashes = zip(batch.prompt_hash[rows].tolist(), batch.response_hash[rows].tolist(), strict=True)
-        keys: list[Key] = list(hashes)
+        columns = (batch.prompt_hash[rows].tolist(), batch.response_hash[rows].tolist(), self._given(batch, rows))
+        keys: list[Key] = list(zip(*columns, strict=True))
         known = {key: score for key in dict.fromkeys(keys) if (score := self.cache.get(key)) is not None}
         hits = sum(key in known for key in keys)
         ask = {key: row for key, row in zip(keys, rows.tolist(), strict=True) if key not in known}
@@ -146,6 +150,12 @@ class TwoStageReward:
             "retries_total": float(answers.retries),
             "failed_total": float(np.isnan(scores).sum()),
         }
+
+    def _given(self, batch: RolloutBatch, rows: NDArray[np.int64]) -> list[int]:
+        """A hash of what the function is given beside prompt and response: equal prompts may have other answers."""
+        names = [FIELDS[name] for name in self.function.takes if name not in TEXT]
+        columns = [batch.column(name) for name in names]
+        return [hashed([column[row] for column in columns]) for row in rows.tolist()]
 
     def _calls(self, batch: RolloutBatch, rows: Sequence[int]) -> list[Call]:
         """What to call the function with for each of the rows."""
@@ -174,14 +184,16 @@ class TwoStageReward:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scores that are kept, and the function that gave them."""
-        return {"function": self.function.name, "cache": self.cache.state_dict()}
+        function = {"function": self.function.name, "params": written(self.function.params)}
+        return {**function, "cache": self.cache.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with those scores; with another function, without them."""
-        if state["function"] == self.function.name:
+        """Go on with those scores; with another function or other params, without them."""
+        then, now = (state["function"], state["params"]), (self.function.name, written(self.function.params))
+        if then == now:
             self.cache.load_state_dict(state["cache"])
         else:
-            _log.warning("the scores of %s are forgotten: the function is %s", state["function"], self.function.name)
+            _log.warning("the scores of %s with %s are forgotten: now it is %s with %s", *then, *now)
 
 
 def _short(prompt: object) -> str:

@@ -191,6 +191,43 @@ def test_the_cache_forgets_what_was_not_asked_for_longest():
     assert len(judge.asked) == 8
 
 
+def test_equal_prompts_with_other_answers_are_scored_each():
+    def judge(solution_str: str, ground_truth: str) -> float:
+        return float(ground_truth)
+
+    rows = [Row(uid, s, tokens=(7, 8 + s), prompt=(1,)) for uid in "ab" for s in (0, 1)]
+    answers = [{"ground_truth": answer} for answer in ("1", "1", "2", "2")]
+    runner = HookRunner({"judge": two_stage(judge)})
+    first = runner.step(make_batch(rows, columns={"reward_model": answers}))
+    assert first.rewards.tolist() == [1, 1, 2, 2]
+    assert first.metrics["dataflex/judge/calls_total"] == 4
+    # The same answers in the other order of keys and of rows cost nothing.
+    swapped = make_batch(rows, columns={"reward_model": [{"style": "x", **answer} for answer in answers[::-1]]})
+    assert runner.step(swapped).rewards.tolist() == [2, 2, 1, 1]
+    again = make_batch(rows, columns={"reward_model": [{**answer, "style": "x"} for answer in answers[::-1]]})
+    second = runner.step(again)
+    assert second.rewards.tolist() == [2, 2, 1, 1] and second.metrics["dataflex/judge/calls_total"] == 0
+
+
+def test_scores_of_other_params_are_forgotten():
+    def judge(solution_str: str, scale: float) -> float:
+        return scale
+
+    first = two_stage(judge, params={"scale": 1.0})
+    run_hooks(first, groups([1, 0]))
+    for scale in (1.0, 5.0):
+        resumed = two_stage(judge, params={"scale": scale})
+        resumed.load_state_dict(first.state_dict())
+        outcome = run_hooks(resumed, groups([1, 0]))
+        assert outcome.rewards.tolist() == [scale, scale]
+        assert outcome.metrics["dataflex/plugin/calls_total"] == (0 if scale == 1.0 else 2)
+
+
+def test_the_plan_says_that_rows_are_dropped():
+    (row,) = HookRunner({"judge": two_stage()}).hooks.plan()
+    assert (row["effect"], row["advantages"]) == ("drop", "kept")
+
+
 def test_scores_survive_a_checkpoint_unless_the_function_is_another():
     batch, judge = groups([1, 0, 2]), Judge()
     first = two_stage(judge)

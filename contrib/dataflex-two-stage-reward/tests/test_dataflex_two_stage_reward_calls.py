@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any
@@ -196,3 +197,19 @@ def test_an_error_names_the_prompt_by_its_tokens_where_nothing_was_decoded():
 
     with pytest.raises(PluginError, match=r"for the prompt \[100, 5\] \(uid 'uid_0', response \d\): ValueError"):
         run_hooks(two_stage(judge, tokenizer="not/there", retries=0), make_groups([1, 0]))
+
+
+def test_the_event_loop_ends_with_the_plugin():
+    async def judge(solution_str: str) -> float:
+        return 1.0
+
+    gc.collect()
+    before = set(threading.enumerate())
+    plugin = two_stage(judge)
+    run_hooks(plugin, make_groups([1, 2]))
+    (thread,) = [new for new in set(threading.enumerate()) - before if new.name == "two_stage_reward"]
+    assert thread.is_alive()
+    del plugin
+    gc.collect()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
