@@ -17,6 +17,7 @@ from dataflex_hooks.context import StepContext
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums
 from dataflex_hooks.entries import Entry
 from dataflex_hooks.errors import FieldError
+from dataflex_hooks.keep import lone_rows
 from dataflex_hooks.manager import HookManager
 from dataflex_hooks.merge_reward import MergedReward
 from dataflex_hooks.plugins.mechanism import LATE_FIELDS
@@ -99,8 +100,9 @@ class HookRunner:
     ) -> Outcome:
         """Call the hooks of one step, as far as there is something to call them with.
 
-        The trainer hands over the fields that are declared, and so does this. With new rewards, advantages of GRPO are
-        worked out again; rows dropped at ``post_reward`` are not there at ``post_advantage``.
+        The trainer hands over the fields that are declared, and so does this. With new rewards, or rows dropped with
+        ``advantages="kept"``, advantages of GRPO are worked out again; rows dropped at ``post_reward`` are not there at
+        ``post_advantage``.
 
         Args:
             batch: for ``post_reward`` and ``post_advantage``; statistics by domain are taken from it too.
@@ -156,6 +158,8 @@ class HookRunner:
         stays = every if merged.row_keep is None else merged.row_keep
         rows = stays.nonzero().flatten()
         left = batch if merged.row_keep is None else take_rows(batch, rows)
+        if merged.row_keep is not None and merged.advantages == "kept" and _recomputes(left, ctx):
+            left = left.with_token_field("advantages", _over_kept(batch, merged.row_keep, left))
         view = self._view(left, "post_advantage", ctx, frozenset(batch.field_names))
         generated = merged.generated if merged.row_keep is not None else None
         update = self.hooks.post_advantage(view, ctx, self.loss, generated)
@@ -241,9 +245,18 @@ def _by_label(plugins: object) -> dict[str, object]:
 
 def _with_rewards(batch: RolloutBatch, rewards: Tensor, ctx: StepContext) -> RolloutBatch:
     replaced = batch.with_token_field("rm_scores", rewards)
-    if ctx.estimator != "grpo" or "advantages" not in batch.field_names:
-        return replaced
-    return replaced.with_token_field("advantages", grpo_advantages(replaced))
+    return replaced.with_token_field("advantages", grpo_advantages(replaced)) if _recomputes(batch, ctx) else replaced
+
+
+def _recomputes(batch: RolloutBatch, ctx: StepContext) -> bool:
+    return ctx.estimator == "grpo" and {"advantages", "rm_scores"} <= set(batch.field_names)
+
+
+def _over_kept(batch: RolloutBatch, keep: Tensor, left: RolloutBatch) -> Tensor:
+    """GRPO's advantages over the rows that stay; a row that stays alone of its group has those of the whole group."""
+    alone = left.expand_rows(lone_rows(batch, keep)[keep])
+    whole = grpo_advantages(batch)[token_index(batch.offsets, keep.nonzero().flatten())]
+    return torch.where(alone, whole, grpo_advantages(left))
 
 
 def _spread(values: Tensor, rows: Tensor, n: int) -> Tensor:

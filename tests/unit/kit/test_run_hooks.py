@@ -131,6 +131,26 @@ def test_only_declared_fields_are_handed_over():
         run_hooks(Undeclared(), BATCH)
 
 
+class KeepsTwo:
+    def __init__(self, advantages):
+        self.advantages = advantages
+
+    @df.hookimpl
+    def post_reward(self, batch):
+        alone = (batch.uid == "uid_1") & (batch.session_number.numpy() > 0)
+        return df.RewardDecision(keep=(batch.session_number < 2) & ~torch.from_numpy(alone), advantages=self.advantages)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "expected"),
+    [("kept", [0.7071, -0.7071, 1.5]), ("group", [1.5, -0.5, 1.5]), (None, [1.5, -0.5, 1.5])],
+)
+def test_advantages_after_a_drop_are_over_the_rows_that_a_run_takes(advantages, expected):
+    seen = Seen()
+    run_hooks({"drops": KeepsTwo(advantages), "sees": seen}, make_groups([1, 0, 0, 0], [1, 0, 0, 0], lengths=1))
+    assert seen.batch.values("advantages").tolist() == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["advantages", "old_log_probs", "nothing_like_it"])
 def test_a_field_that_no_run_has_at_that_hook_is_refused(name):
     class Early:
