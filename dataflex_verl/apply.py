@@ -84,7 +84,9 @@ def apply_reward(
     metrics = {"dataflex/lone_rows": float(lone.sum())}
     if over == "group" or (bool(lone.any()) and not why_not):
         only = keep if over == "group" else lone
-        joined = {key: row for key, row in added.items() if row.uid is not None}
+        # Rows that join a group have the baseline of that group's rows: in the others, verl's over what is left.
+        groups = set(view.uid[only.cpu().numpy()]) if over == "kept" else set(view.uid)
+        joined = {key: row for key, row in added.items() if row.uid in groups}
         state.advantages = group_advantages.compute(config, rows.keys, view, only.numpy(), joined)
     elif bool(lone.any()):
         # verl would hand a group of one its raw reward as advantage, and there is no baseline to give it instead.
