@@ -88,6 +88,8 @@ def _taken_by(plugin: str, with_preset: bool) -> str | None:
 
 
 def _no_module(package: str) -> str | None:
+    if package == "tests":
+        return "its tests stand in a folder of that name"
     if keyword.iskeyword(package):
         return "that is a word of Python"
     if package in sys.stdlib_module_names or find_spec(package) is not None:

@@ -89,6 +89,7 @@ def test_names_follow_from_the_name_of_the_package(new, tmp_path: Path) -> None:
         (["dataflex-select"], "NAME: got 'dataflex-select', and dataflex-verl .* has a plugin 'select'"),
         (["dataflex-2x"], "NAME: got 'dataflex-2x', a plugin '2x' with the class 2x; accepted: a name whose plugin"),
         (["dataflex-none"], "NAME: got 'dataflex-none', a plugin 'none' with the class None; accepted: a name"),
+        (["tests"], "NAME: got 'tests', and its tests stand in a folder of that name"),
         (["on", "--preset"], "NAME: got 'on', a plugin 'on' with the class On; .* ordinary names in YAML and Python"),
         (["token_prob"], "NAME: got 'token_prob', and there is a scorer 'token_prob'"),
         (["curriculum"], "NAME: got 'curriculum', and curriculum comes with"),
