@@ -27,7 +27,8 @@ def take_rows(batch: RolloutBatch, rows: Tensor) -> RolloutBatch:
         values, offsets = prompts
         prompts = (values[token_index(offsets, index)], _offsets(offsets.diff()[index]))
     places = index.tolist()
-    return RolloutBatch(
+    # Rows beside padding that is wider stay beside it.
+    return (WidePadding if isinstance(batch, WidePadding) else RolloutBatch)(
         keys=[batch._keys[place] for place in places],
         offsets=_offsets(lengths),
         fields={name: as_array(column)[np.array(places, dtype=np.int64)] for name, column in batch._fields.items()},
@@ -74,6 +75,10 @@ class WidePadding(RolloutBatch):
     def longest(self) -> int:
         """Lmax, the width of padded tensors."""
         return super().longest + self.EXTRA
+
+    def with_token_field(self, name: str, values: Tensor) -> RolloutBatch:
+        """Return a batch as wide in which the token field ``name`` holds ``values`` (T,)."""
+        return with_values(self, {name: values})
 
     def align(self, tensor: Tensor) -> tuple[Tensor, bool]:
         """Read a tensor as any batch does; one as wide as the longest response is right too."""

@@ -184,6 +184,42 @@ def test_inputs_that_make_no_steps_are_refused(given, message):
         assert_plugin_contract(KeepsOneOfTwo, **given)
 
 
+class ReadsPaddingOnceItHasDecided:
+    """Looks at padding only in a batch that has been made anew, with its rewards or without some rows."""
+
+    requires = {"post_advantage": ("advantages",)}
+    provides = {"rewards", "keep", "weights"}
+
+    def __init__(self, decide):
+        self.decide = decide
+
+    @df.hookimpl
+    def post_reward(self, batch):
+        return self.decide(batch)
+
+    @df.hookimpl
+    def post_advantage(self, batch):
+        touched = bool((batch.session_number > 0).all()) or "rewards" in self.decide.__name__
+        padded = batch.batch["advantages"].abs() + 1.0 * (batch.batch["advantages"] != 0)
+        size = padded.mean(dim=1) if touched else batch.sum_over_tokens(batch.values("advantages")).abs()
+        return df.UpdateDecision(weights=size + 0.1, normalize="none")
+
+
+def new_rewards(batch):
+    return df.RewardDecision(rewards=2 * batch.rewards)
+
+
+def fewer_rows(batch):
+    return df.RewardDecision(keep=batch.session_number > 0, advantages="kept")
+
+
+@pytest.mark.parametrize("decide", [new_rewards, fewer_rows])
+def test_padding_is_wider_after_rewards_and_drops_too(decide):
+    with pytest.raises(ContractError) as caught:
+        assert_plugin_contract(lambda: ReadsPaddingOnceItHasDecided(decide))
+    assert caught.value.broken == ("padding",)
+
+
 class KeepsOneOfTwo:
     @df.hookimpl
     def post_advantage(self, batch, ctx):
