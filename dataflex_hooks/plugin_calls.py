@@ -47,6 +47,11 @@ class PluginCalls:
     def _called_at(self, hook: str, step: int) -> list[Entry]:
         return [entry for entry in self._using(hook) if entry.is_called(hook, step)]
 
+    @property
+    def disabled(self) -> tuple[str, ...]:
+        """Labels of plugins that failed under ``on_error: disable``, sorted."""
+        return tuple(sorted(self._disabled))
+
     def disabled_metrics(self) -> dict[str, float]:
         """1 for every plugin that failed under ``on_error: disable``, 0 for one that might and has not."""
         may = {label for label, entry in self._entries.items() if entry.built.settings.on_error == "disable"}

@@ -15,6 +15,7 @@ from dataflex_hooks.decision_log import files
 from dataflex_hooks.decision_log.files import FOLDER, LogError, LogFile
 from dataflex_hooks.decision_log.schema import FACTS_KEY, STEPS_KEY, VERSION, Facts
 
+_SETTINGS = ("dataflex", "estimator", "coefficients", "rollouts", "seed", "domains", "fingerprint")
 _CODED = ("uid", "domain", "state", "why")
 
 
@@ -41,7 +42,7 @@ class DecisionLog:
         folder: where the files are.
         facts: of the run, from its last file.
         columns: names of the columns that every readable file has.
-        damaged: what could not be read, and why; filled while files are opened.
+        damaged: what could not be read, and why, and where the run's settings changed; filled while files are opened.
     """
 
     folder: Path
@@ -65,23 +66,28 @@ class DecisionLog:
                 f"with +dataflex.log_decisions=true writes"
             )
         damaged: list[str] = []
+        changed: list[str] = []
         good: list[LogFile] = []
         facts: dict[str, Any] = {}
         columns: set[str] | None = None
         for file in found:
             try:
-                opened = pq.ParquetFile(file.path)
+                before, opened = facts, pq.ParquetFile(file.path)
                 facts = json.loads(opened.metadata.metadata[FACTS_KEY])
             except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
                 damaged.append(f"{file.path.name} cannot be read and is left out ({_first_line(error)})")
                 continue
             _check_version(file.path, facts)
+            if before and (parts := [name for name in _SETTINGS if before.get(name) != facts.get(name)]):
+                changed.append(f"from step {file.first} on the run had other settings ({', '.join(parts)})")
             there = set(opened.schema_arrow.names)
             columns = there if columns is None else columns & there
             good.append(file)
         if columns is None:
             raise LogError(f"{folder}: none of its files can be read: {'; '.join(damaged)}")
-        return cls(folder, _facts(facts), frozenset(columns), damaged, good)
+        if changed:
+            changed.append("'run' stands for its settings at the end")
+        return cls(folder, _facts(facts), frozenset(columns), [*changed, *damaged], good)
 
     def steps(self, columns: Sequence[str]) -> Iterator[LoggedStep]:
         """Yield the steps in order, each once.

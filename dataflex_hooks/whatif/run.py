@@ -132,6 +132,13 @@ def what_if(source: Source, strategies: Sequence[Strategy], state: Mapping[str, 
         _go(step, arms, result)
     if not result.steps:
         raise CannotReplay(f"{source.path}: no step in it that can be read: {'; '.join(source.notes) or 'it is empty'}")
+    for name, replay in zip(result.names, replays, strict=True):
+        if replay is not None and replay.hooks.disabled:
+            failed = ", ".join(replay.hooks.disabled)
+            notes.append(
+                f"strategy {name!r}: {failed} failed in the replay and, by on_error: disable, decided nothing from "
+                "there on"
+            )
     result.notes = notes + [note for note in source.notes if note not in notes]
     return result
 

@@ -36,8 +36,13 @@ class Strategy:
     name: str
     block: Mapping[str, Any] = field(default_factory=dict)
 
-    def hooks(self, source: Source, label: str | None = None) -> HookManager:
+    def hooks(self, source: Source, label: str | None = None, strict: bool = False) -> HookManager:
         """Build its plugins, or the one under ``label``, with the facts of the run that was logged.
+
+        Args:
+            source: the log.
+            label: of the only plugin to build.
+            strict: every error is raised, whatever ``on_error`` says.
 
         Raises:
             ConfigError: with everything wrong with the block.
@@ -46,6 +51,10 @@ class Strategy:
         block = {**self.block, "resume": "matching", "log_decisions": False}
         if label is not None and block.get("plugins"):
             block["plugins"] = {label: block["plugins"][label]}
+        if strict:
+            block["on_error"] = "raise"
+            if plugins := block.get("plugins"):
+                block["plugins"] = {name: _without(settings, "on_error") for name, settings in plugins.items()}
         return HookManager.from_config(
             block,
             estimator=facts.estimator,
@@ -85,22 +94,27 @@ class Strategy:
     def _tried(self, source: Source, tokens: bool) -> list[str]:
         """What the plugins find missing in the first step; if anything, also what each alone does."""
         for step in islice(source.steps(tokens), 1):
-            hooks = self.hooks(source)
-            plan = hooks.plan()
+            # A plugin that finds a field missing is not one that failed in the run, whatever on_error says.
+            hooks = self.hooks(source, strict=True)
+            plan = self.hooks(source).plan()
+            may_fail = any(row["on_error"] == "disable" for row in plan)
             # Whatever their warm-ups: they will run some time.
             late = replace(step, step=max([step.step, *(row["warmup_step"] for row in plan)]))
-            found = _missed(_replay(hooks, source, tokens), late, "the strategy")
+            found = _missed(_replay(hooks, source, tokens), late, "the strategy", may_fail)
             if found is None:
                 return []
             alone = [
                 missed
                 for row in plan
-                if (missed := _missed(_replay(self.hooks(source, row["label"]), source, tokens), late, row["label"]))
+                if (missed := _missed(self._alone(source, row["label"], tokens), late, row["label"], may_fail))
             ]
             # Merging fails for all weights alike, and then the plugins that give some are named one by one.
             whole = [] if alone and found.startswith(_MERGING) else [found]
             return list(dict.fromkeys([*whole, *alone]))
         return []
+
+    def _alone(self, source: Source, label: str, tokens: bool) -> Replay:
+        return _replay(self.hooks(source, label, strict=True), source, tokens)
 
     def _begin(self, hooks: HookManager, source: Source, state: Mapping[str, SavedPlugin] | None) -> list[str]:
         """Give plugins their logged state; say which begin without one."""
@@ -115,11 +129,19 @@ class Strategy:
         return [f"strategy {self.name!r}: {fresh} remembers nothing of what came before step {first}, the log's first"]
 
 
-def _missed(replayed: Replay, step: ReplayStep, label: str) -> str | None:
+def _without(settings: Any, key: str) -> Any:
+    return (
+        {name: value for name, value in settings.items() if name != key} if isinstance(settings, Mapping) else settings
+    )
+
+
+def _missed(replayed: Replay, step: ReplayStep, label: str, may_fail: bool) -> str | None:
     try:
         replayed.step(step)
     except PluginError as error:
         if not isinstance(error.__cause__, FieldError):
+            if may_fail:
+                return None
             raise
         return f"{error.origin.label!r} reads {error.__cause__}"
     except FieldError as error:

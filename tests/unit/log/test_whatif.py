@@ -137,6 +137,49 @@ def test_what_is_read_in_passing_is_found_in_the_first_step_and_all_of_it_named(
     assert what_if(own(tokens)[0], [Strategy("sum", block)]).rollouts == 96
 
 
+class Fails:
+    provides = {"mask"}
+
+    @dh.hookimpl
+    def post_reward(self, batch, ctx):
+        if ctx.step == 3:
+            raise ValueError("it broke")
+
+    @dh.hookimpl
+    def post_advantage(self, batch, ctx):
+        return dh.UpdateDecision(mask=batch.rewards > 0)
+
+
+@pytest.mark.parametrize("place", ["block", "plugin"])
+def test_on_error_hides_no_missing_field_and_a_plugin_that_failed_is_said(tmp_path: Path, place: str) -> None:
+    def block_of(plugin: type) -> dict[str, Any]:
+        own = {"plugin": f"{__name__}:{plugin.__name__}"}
+        if place == "plugin":
+            return {"plugins": {"it": {**own, "on_error": "disable"}}}
+        return {"plugins": {"it": own}, "on_error": "disable"}
+
+    source, strategy = own(simulate(block_of(Fails), tmp_path))
+    with pytest.raises(CannotReplay, match="'it' reads no token field 'advantages'"):
+        what_if(source, [Strategy("sum", block_of(Sum))])
+    result = what_if(source, [strategy, Strategy(LOGGED)])
+    assert result.difference is not None and result.difference.identical == result.rollouts == 96
+    assert [bool(step.states["masked"]) for step in result.tallies[0].steps.values()] == [True, True, False, False]
+    assert result.notes == [
+        "strategy 'run': it failed in the replay and, by on_error: disable, decided nothing from there on"
+    ]
+
+
+def test_settings_that_changed_when_a_run_was_resumed_are_said(tmp_path: Path) -> None:
+    simulate(presets.block("difffilter"), tmp_path, steps=2)
+    source, strategy = own(simulate(presets.block("dapo"), tmp_path, steps=2, first=3))
+    result = what_if(source, [strategy, Strategy(LOGGED)])
+    assert result.notes == [
+        "from step 3 on the run had other settings (dataflex)",
+        "'run' stands for its settings at the end",
+    ]
+    assert result.difference is not None and 48 <= result.difference.identical < result.rollouts == 96
+
+
 def test_rollouts_that_the_run_dropped_early_have_no_advantage_and_are_not_guessed(tmp_path: Path) -> None:
     plugins = presets.block("difffilter")["plugins"]
     plugins["difffilter"]["effect"] = "drop"
