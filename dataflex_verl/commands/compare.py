@@ -14,7 +14,7 @@ from rich.console import Console
 from dataflex_verl.analysis.extra import MissingLibrary, library
 from dataflex_verl.commands.compare_checks import CheckedJobs, check_jobs
 from dataflex_verl.commands.compare_design import Arm, Design, choose_arms, choose_seeds
-from dataflex_verl.commands.compare_jobs import Job, make_jobs, run_versions
+from dataflex_verl.commands.compare_jobs import Job, make_jobs, refuse_seeds, run_versions
 from dataflex_verl.commands.compare_output import show, write_results
 from dataflex_verl.commands.compare_progress import CompareProgress
 from dataflex_verl.commands.compare_run import (
@@ -133,6 +133,7 @@ def _design(options: CompareOptions) -> Design:
         options.learning_rate,
         options.metric,
     )
+    refuse_seeds(design)
     if design.own_task and options.steps is None:
         raise BadOption("--steps: got nothing; accepted: the number of training steps of every run, with data of yours")
     if design.own_task and options.learning_rate is not None:

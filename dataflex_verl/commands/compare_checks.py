@@ -27,11 +27,11 @@ class CheckedJobs:
 
     Attributes:
         jobs: with the code of the plugins among their inputs.
-        rollouts: how many each of them generates for training.
+        rollouts: how many each of them generates for training; None where that depends on what is filtered out.
     """
 
     jobs: list[Job]
-    rollouts: int
+    rollouts: int | None
 
 
 def check_jobs(design: Design, jobs: Sequence[Job]) -> CheckedJobs:

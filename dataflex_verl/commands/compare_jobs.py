@@ -30,13 +30,19 @@ BUDGET = (
 
 VALIDATION = (
     "data.val_files",
+    "data.val_max_samples",
     "actor_rollout_ref.rollout.val_kwargs.n",
     "actor_rollout_ref.rollout.val_kwargs.temperature",
     "actor_rollout_ref.rollout.val_kwargs.do_sample",
+    "actor_rollout_ref.rollout.val_kwargs.top_p",
+    "actor_rollout_ref.rollout.val_kwargs.top_k",
     "reward.custom_reward_function.path",
     "actor_rollout_ref.model.path",
 )
 """Settings that decide what is measured and where a run starts: equal in all arms."""
+
+SEEDS = ("data.seed", "actor_rollout_ref.rollout.seed")
+"""Settings that pair the runs of a seed."""
 
 _MODEL = "actor_rollout_ref.model.path"
 _NOT_TRAINING = ("analysis", "commands", "catalogue")
@@ -182,6 +188,24 @@ def refuse_unequal(configs: Mapping[str, DictConfig]) -> None:
                 )
 
 
-def rollouts_of(config: DictConfig, steps: int) -> int:
-    """How many rollouts a run generates for training."""
+def refuse_seeds(design: Design) -> None:
+    """Refuse seeds of an arm's own: its runs would be no pairs with the baseline's, or one run under several names.
+
+    Raises:
+        BadOption: naming the setting.
+    """
+    # Those in a task of the user's own are replaced by ours; in the demo's they would replace ours.
+    common = () if design.own_task else design.common
+    for option, overrides in (*((f"--arm {arm.name}", arm.overrides) for arm in design.arms), ("after --", common)):
+        for text in overrides:
+            if override_key(text) in SEEDS:
+                raise BadOption(f"{option}: got {text}; accepted: nothing of it: --seeds gives every run its seed")
+
+
+def rollouts_of(config: DictConfig, steps: int) -> int | None:
+    """How many rollouts a run generates for training; None where that depends on what is filtered out."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        return None
     return steps * int(config.data.train_batch_size) * int(config.actor_rollout_ref.rollout.n)

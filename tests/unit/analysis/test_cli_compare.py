@@ -316,6 +316,26 @@ def test_an_arm_with_another_budget_or_measure_is_refused(
     assert training.started == []
 
 
+def test_seeds_are_compare_s_own(run, training: Training, files: DemoFiles, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("++data.seed=7\n")
+    done = run(arms=("none", str(tmp_path / "mine.txt")))
+    assert done.exit_code == 2 and "--arm mine: got ++data.seed=7" in done.stderr and "--seeds" in done.stderr
+    done = run("--", "actor_rollout_ref.rollout.seed=7")
+    assert done.exit_code == 2 and "after --: got actor_rollout_ref.rollout.seed=7" in done.stderr
+    assert training.started == []
+    assert run("--local", "--", *own_task(files), "data.seed=7", seeds="1").exit_code == 0
+    assert "data.seed=0" in training.overrides["none", 0] and "data.seed=7" not in training.overrides["none", 0]
+
+
+def test_where_groups_are_filtered_no_number_of_rollouts_is_claimed(run, training: Training, tmp_path: Path) -> None:
+    assert run(seeds="1").exit_code == 0
+    assert results(tmp_path)["rollouts"] == STEPS * 12 * 8
+    filtered = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=seq_reward")
+    assert run("--rerun", "--", *filtered, seeds="1").exit_code == 0
+    assert results(tmp_path)["rollouts"] is None
+    assert "generated rollouts" not in (tmp_path / "o" / "results.md").read_text()
+
+
 def test_an_arm_that_cannot_run_is_refused_with_its_problems(run, training: Training, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("'+dataflex=difffilter'\n++dataflex.plugins.difffilter.actuator.params.hihg=1\n")
     done = run(arms=("none", f"mine={tmp_path / 'mine.txt'}"))
