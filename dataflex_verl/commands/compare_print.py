@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from dataflex_verl.analysis.outcomes import RunOutcome, failed_outcome, read_outcome
 from dataflex_verl.analysis.records import METRICS_FILE, UnreadableRun, read_run
-from dataflex_verl.commands.compare_design import Design
-from dataflex_verl.commands.compare_jobs import Job
-from dataflex_verl.commands.compare_run import FINISHED, RUN_FAILED, folder_overrides, read_json
+from dataflex_verl.commands.compare_design import Design, merged
+from dataflex_verl.commands.compare_jobs import SEEDS, Job
+from dataflex_verl.commands.compare_run import FINISHED, RUN_FAILED, STARTED, folder_overrides, read_json
 from dataflex_verl.commands.demo_plan import METRICS_VARIABLE, NO_STRATEGY, BadOption
 from dataflex_verl.commands.train import VERL_MAIN, add_local_overrides
-from dataflex_verl.local.settings import local_environment
+from dataflex_verl.local.settings import local_environment, override_key
 
 _SEED = re.compile(r"seed-(\d+)")
 
@@ -43,7 +44,10 @@ def command(job: Job, local: bool) -> str:
 
 @dataclass(frozen=True)
 class Collected:
-    """What ``--collect`` found: arms, the baseline first, seeds and steps, and where they come from."""
+    """What ``--collect`` found: arms, the baseline first, seeds and steps, and where they come from.
+
+    ``wanted`` has by arm the overrides that the plan gives it; nothing without a plan.
+    """
 
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -52,6 +56,7 @@ class Collected:
     metric: str | None
     alike: tuple[tuple[str, str], ...]
     versions: dict[str, str]
+    wanted: dict[str, tuple[str, ...]]
 
 
 def find_collected(directory: Path, plan_file: str, baseline: str | None, metric: str | None) -> Collected:
@@ -88,7 +93,12 @@ def find_collected(directory: Path, plan_file: str, baseline: str | None, metric
         for other in arms[index + 1 :]
         if overrides and overrides[one] == overrides[other]
     ]
-    return Collected(tuple(arms), tuple(seeds), steps, rollouts, metric, tuple(alike), dict(versions))
+    common = () if plan is None else plan.get("common") or ()
+    # On a task of the user's own these replace what was given.
+    ours = (*SEEDS, "trainer.resume_mode", "trainer.total_training_steps", "trainer.total_epochs")
+    given = [text for text in common if override_key(text) not in ours]
+    wanted = {arm: tuple(merged(given, added)) for arm, added in overrides.items()}
+    return Collected(tuple(arms), tuple(seeds), steps, rollouts, metric, tuple(alike), dict(versions), wanted)
 
 
 def _last_step(folder: Path) -> int:
@@ -108,9 +118,20 @@ def collect_outcomes(directory: Path, found: Collected) -> list[RunOutcome]:
             if failure is not None and finished is None:
                 runs.append(failed_outcome(arm, seed, folder, str(failure.get("reason"))))
                 continue
+            started = read_json(folder / STARTED)
+            if started is not None and (lacks := _lacking(started, found.wanted.get(arm, ()))):
+                reason = f"made with other settings than the plan's: without {', '.join(lacks)}"
+                runs.append(RunOutcome(arm, seed, "left out", reason))
+                continue
             seconds = (finished or {}).get("seconds")
             runs.append(read_outcome(arm, seed, folder, found.steps, found.metric, seconds))
     return runs
+
+
+def _lacking(started: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
+    """Overrides of the plan with which a run was not started."""
+    used = started.get("overrides")
+    return [text for text in wanted if text not in used] if isinstance(used, list) else []
 
 
 def _hydra(text: str) -> str:

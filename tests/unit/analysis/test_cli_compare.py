@@ -452,6 +452,31 @@ def test_collect_evaluates_what_printed_commands_left(run, dataflex: Dataflex, t
     assert found["rollouts"] == STEPS * 96
 
 
+def test_collect_leaves_out_runs_of_other_settings_than_the_plan_s(
+    run, dataflex: Dataflex, training: Training, tmp_path: Path
+) -> None:
+    assert run(seeds="2").exit_code == 0
+    assert dataflex("compare", "--collect", str(tmp_path / "o")).exit_code == 0
+    assert {row["state"] for row in results(tmp_path)["runs"]} == {"finished"}
+    plan = json.loads((tmp_path / "o" / "compare.json").read_text())
+    # As if a rerun with another setting had been killed after the first seed.
+    for arm in ("none", "difffilter"):
+        path = tmp_path / "o" / arm / "seed-0" / "run.json"
+        started = json.loads(path.read_text())
+        path.write_text(json.dumps({**started, "overrides": [*started["overrides"], "data.truncation=left"]}))
+    (tmp_path / "o" / "compare.json").write_text(json.dumps({**plan, "common": ["data.truncation=left"]}))
+    assert dataflex("compare", "--collect", str(tmp_path / "o")).exit_code == 0
+    found = results(tmp_path)
+    assert [(row["seed"], row["state"]) for row in found["runs"]] == [
+        (0, "finished"),
+        (0, "finished"),
+        (1, "left out"),
+        (1, "left out"),
+    ]
+    assert "without data.truncation=left" in found["runs"][2]["reason"]
+    assert found["arms"][1]["against"][found["main_outcome"]]["seeds"] == [0]
+
+
 def test_collect_without_a_plan_reads_the_folders_and_asks_for_the_baseline(dataflex: Dataflex, tmp_path: Path) -> None:
     write_fakes(tmp_path)
     found = json.loads(dataflex("compare", "--collect", str(tmp_path / "o"), "--json").stdout)
