@@ -73,7 +73,8 @@ def tidy(folder: Path) -> list[LogFile]:
         path.unlink(missing_ok=True)
     kept: list[LogFile] = []
     for file in listing(folder):
-        if not file.merged and any(other.merged and other.first <= file.first <= other.last for other in kept):
+        # A merged file inside another is what was cut off that one before it could be set aside.
+        if any(other.merged and other.first <= file.first and file.last <= other.last for other in kept):
             file.path.unlink(missing_ok=True)
         else:
             kept.append(file)

@@ -134,6 +134,22 @@ def test_a_resumed_run_supersedes_the_steps_after_its_checkpoint(tmp_path: Path)
     assert list(read(tmp_path)) == [1, 2, 3, 4, 5, 6, 7] and not (tmp_path / files.SUPERSEDED / "2").exists()
 
 
+def test_a_kill_while_later_steps_are_set_aside_loses_and_doubles_nothing(tmp_path: Path, monkeypatch) -> None:
+    written(tmp_path, range(1, 7), steps_per_file=6)
+
+    def killed(folder, later):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "set_aside", killed)
+        with pytest.raises(KeyboardInterrupt):
+            written(tmp_path, [3], value=100.0)
+    assert list(read(tmp_path)) == [1, 2, 3, 4, 5, 6]
+    written(tmp_path, [5], value=100.0)
+    assert names(tmp_path) == ["step-00000005.parquet", "steps-00000001-00000004.parquet"]
+    assert read(tmp_path) == {**{step: [float(step)] * 4 for step in (1, 2, 3, 4)}, 5: [105.0] * 4}
+
+
 def test_readers_of_a_whole_folder_see_what_counts_and_no_more(tmp_path: Path) -> None:
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     run = simulate(BLOCK, tmp_path, steps=3)
