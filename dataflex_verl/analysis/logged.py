@@ -59,7 +59,7 @@ def logged_weights(folder: Path) -> LoggedWeights:
 def _by_step(opened: object) -> Iterator[tuple[int, Floats]]:
     for logged in opened.steps(["state", "weight"]):  # type: ignore[attr-defined]
         weights = logged.table["weight"].to_numpy().astype(np.float64)
-        trained = np.asarray(logged.table["state"].to_pylist()) == "trained"
+        trained = library("pyarrow.compute").equal(logged.table["state"], "trained").to_numpy()
         weights = weights[trained & np.isfinite(weights)]
         if len(weights):
             yield logged.step, np.quantile(weights, QUANTILES)

@@ -89,8 +89,9 @@ def _plans(summaries: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "</section>\n"
 
 
-def _change(pair: Sequence[float] | None) -> str:
-    return GAP if pair is None else f"{pair[0]:.3f} → {pair[1]:.3f}"
+def _change(pair: Sequence[float | None] | None) -> str:
+    ends = [f"{value:.3f}" for value in pair or () if value is not None]
+    return " → ".join(ends) or GAP
 
 
 def _percent(value: float | None) -> str:

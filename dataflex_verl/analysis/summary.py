@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,18 @@ def summarize_run(log: RunLog) -> dict[str, Any]:
 
     ``reward`` and ``validation`` are pairs, at the start and at the end: the mean over the first and the last steps (a
     tenth of the window of a comparison: ten, or half of a short run), and over the domains at the first and the last
-    validation.
+    validation; the first of the two is None where there was one only.
     """
     window = last_steps(len(log.steps))
     reward = log.values(reward_series(log) or "")
-    validation = {
-        domain: [float(log.series[name].values[0]), float(log.series[name].values[-1])]
-        for domain, name in validation_by_domain(log).items()
-    }
+    validation = {domain: _ends(log.series[name].values) for domain, name in validation_by_domain(log).items()}
     return {
         "name": log.name,
         "file": str(log.path),
         "steps": len(log.steps),
         "last_step": log.last_step,
         "reward": [_mean(reward[:window]), _mean(reward[-window:])] if len(reward) else None,
-        "validation": [float(column) for column in np.mean(list(validation.values()), axis=0)] if validation else None,
+        "validation": _mean_ends(list(validation.values())),
         "validation_by_domain": validation,
         "kept_frac": _mean(log.values("dataflex/kept_frac")),
         "ess_frac": _mean(log.values("dataflex/ess_frac")),
@@ -44,6 +41,19 @@ def summarize_run(log: RunLog) -> dict[str, Any]:
         "plan": list(log.plan),
         "versions": dict(versions_of(log)),
     }
+
+
+def _ends(values: Floats) -> list[float | None]:
+    """First and last; no first where there is one value only: it says nothing about a change."""
+    return [float(values[0]) if len(values) > 1 else None, float(values[-1])]
+
+
+def _mean_ends(pairs: Sequence[Sequence[float | None]]) -> list[float | None] | None:
+    """The mean over the domains, at each end that all of them have."""
+    columns = [[pair[end] for pair in pairs if pair[end] is not None] for end in (0, 1)]
+    if not pairs:
+        return None
+    return [float(np.mean(column)) if len(column) == len(pairs) else None for column in columns]  # type: ignore[arg-type]
 
 
 def versions_of(log: RunLog) -> Mapping[str, str]:

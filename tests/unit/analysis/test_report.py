@@ -17,6 +17,8 @@ from dataflex_verl.analysis.charts import MOST_POINTS, charts, packed, thinned
 from dataflex_verl.analysis.colours import PALETTE
 from dataflex_verl.analysis.page import in_script, layout
 from dataflex_verl.analysis.records import RunLog, read_run
+from dataflex_verl.analysis.report import figures_table
+from dataflex_verl.analysis.summary import summarize_run
 from tests.unit.analysis.conftest import Write, metrics_of
 from tests.unit.analysis.synthetic import full_run
 
@@ -131,6 +133,15 @@ def test_text_of_users_cannot_leave_its_place(write_run: Write, dataflex: Datafl
     assert "<img src=x" not in text and "<i>name" not in text and "</script><b>" not in text
     assert json.loads(in_script({"a": "</script>"})) == {"a": "</script>"}
     assert "</" not in in_script({"a": "</script>"})
+
+
+def test_a_validation_at_the_end_alone_is_shown_as_no_change(write_run: Write) -> None:
+    records = metrics_of(4, validation={"add": 0.5, "sort": 0.3})
+    runs = [read_run(write_run(name, of_it)) for name, of_it in (("once", records[1:]), ("twice", records))]
+    found = [summarize_run(run) for run in runs]
+    assert [summary["validation"] for summary in found] == [[None, pytest.approx(0.4)], pytest.approx([0.2, 0.4])]
+    table = figures_table(found)
+    assert "<td>0.400</td>" in table and "<td>0.200 → 0.400</td>" in table
 
 
 def test_json_has_figures_findings_plan_and_versions(full: Path, dataflex: Dataflex, tmp_path: Path) -> None:
