@@ -10,7 +10,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
@@ -147,9 +147,13 @@ ADJUSTING = frozenset({"reward_scale", "reward_shift"})
 """What makes a plugin an adjuster of rewards: it runs after their owner and before the others, so it has to say so."""
 SHARED = frozenset({"admit", "mask", "keep", "weights", "update_scale", "skip_update", "add"}) | ADJUSTING
 """What any number of plugins may provide."""
-UNDECLARED = SHARED - ADJUSTING
-"""What a plugin that declares nothing may provide."""
 _PART_OF_FIELD: Mapping[str, str] = MappingProxyType({"scale": "reward_scale", "shift": "reward_shift"})
+
+
+def undeclared_parts(hooks: Iterable[str]) -> frozenset[str]:
+    """What a plugin that implements ``hooks`` and declares no ``provides`` may give."""
+    names = {_PART_OF_FIELD.get(part.name, part.name) for hook in hooks for part in fields(DECISION_OF[hook])}
+    return frozenset(names) & (SHARED - ADJUSTING)
 
 
 def given_parts(decision: Any) -> set[str]:

@@ -90,8 +90,12 @@ class Entry:
             raise DecisionError(origin, f"must return {wanted.__name__} or None, got {describe(decision)}")
         undeclared = given_parts(decision) - self.declared.provides
         if undeclared:
+            given = ", ".join(sorted(undeclared))
             declared = ", ".join(sorted(self.declared.provides)) or "nothing"
-            text = f"returned {', '.join(sorted(undeclared))}, but provides only {declared}: add it to `provides`"
+            text = f"returned {given}, but provides only {declared}: add it to `provides`"
+            if not hasattr(self.plugin, "provides"):
+                cure = f"provides = {{{', '.join(repr(part) for part in sorted(undeclared))}}}"
+                text = f"returned {given}, and has no `provides`, which stands for {declared}: write {cure}"
             raise DecisionError(origin, text)
         _check_metrics(self.label, decision.metrics, origin)
         return decision
@@ -174,8 +178,9 @@ def admit(
             hint = f"it is registered as {other.label!r} already"
             problems.append(Problem(path, describe(built.plugin), "one object for each label", hint))
         for part in sorted(declared.provides & other.declared.provides & EXCLUSIVE):
+            hint = "remove one of the two" + (", or let one adjust: scale and shift" if part == "rewards" else "")
             given = Described(f"{part} from {label!r} ({entry.source}) and {other.label!r} ({other.source})")
-            problems.append(Problem(path, given, f"one plugin that provides {part}", "remove one of the two"))
+            problems.append(Problem(path, given, f"one plugin that provides {part}", hint))
     return entry, problems
 
 

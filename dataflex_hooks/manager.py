@@ -128,14 +128,14 @@ class HookManager(RolloutCalls, DomainCalls):
     def required_fields(self, hook: str, step: int) -> frozenset[str]:
         """Batch fields that ``hook`` needs at ``step``, under the names they are stored by.
 
-        What the plugins declare, the rewards at ``post_reward`` whoever is called there, and what dropping rows takes:
-        contents for ``keep_best``. ``uid`` is in the row keys and not among them.
+        What the plugins declare, the rewards for whoever is called (they are logged over all rows and over those kept),
+        and what dropping rows takes: contents for ``keep_best``. ``uid`` is in the row keys and not among them.
         """
         called = self._called_at(hook, step)
         needed = {name for entry in called for name in entry.declared.requires.get(hook, ())}
         drops = any("keep" in entry.declared.provides for entry in called)
         rules = self.config.keep_rules
-        if hook == "post_reward" and called:
+        if called:
             needed.add("rm_scores")
         if (drops or rules.min_keep is not None) and rules.fallback == "keep_best":
             needed |= {"prompts", "responses"}

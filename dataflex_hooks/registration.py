@@ -9,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from dataflex_hooks.decisions import EXCLUSIVE, SHARED, UNDECLARED
+from dataflex_hooks.decisions import EXCLUSIVE, SHARED, undeclared_parts
 from dataflex_hooks.discovery import describe
 from dataflex_hooks.errors import Described, Problem, did_you_mean, one_of
 from dataflex_hooks.hookspecs import CALLED, HOOKS
@@ -33,7 +33,7 @@ def inspect_plugin(pluggy_manager: pluggy.PluginManager, plugin: object) -> tupl
         The declaration, and the problems found, with empty settings; with any problem the plugin must not be
         registered.
     """
-    empty = Declaration((), UNDECLARED, {})
+    empty = Declaration((), frozenset(), {})
     if inspect.isclass(plugin):
         hint = f"register an instance: {plugin.__name__}()"
         return empty, [Problem("", describe(plugin), "an instance of a plugin class", hint)]
@@ -55,7 +55,7 @@ def inspect_plugin(pluggy_manager: pluggy.PluginManager, plugin: object) -> tupl
         hint = "decorate one with @dataflex_hooks.hookimpl"
         problems.append(Problem("", describe(plugin), f"a plugin that implements a hook, {one_of(CALLED)}", hint))
     used, used_problems = _used_hooks(plugin, hooks)
-    provides, provides_problems = _provides(plugin)
+    provides, provides_problems = _provides(plugin, used)
     requires, requires_problems = _requires(plugin)
     problems += [*used_problems, *provides_problems, *requires_problems]
     return Declaration(tuple(used), provides, requires), problems
@@ -130,10 +130,11 @@ def _used_hooks(plugin: object, implemented: list[str]) -> tuple[list[str], list
     return [name for name in implemented if name in declared], problems
 
 
-def _provides(plugin: object) -> tuple[frozenset[str], list[Problem]]:
-    declared = getattr(plugin, "provides", UNDECLARED)
+def _provides(plugin: object, hooks: list[str]) -> tuple[frozenset[str], list[Problem]]:
+    undeclared = undeclared_parts(hook for hook in hooks if hook in HOOKS)
+    declared = getattr(plugin, "provides", undeclared)
     if isinstance(declared, str) or not isinstance(declared, (set, frozenset, tuple, list)):
-        return UNDECLARED, [
+        return undeclared, [
             Problem("", Described(f"provides = {declared!r}"), f"a set out of {', '.join(sorted(_PROVIDABLE))}")
         ]
     problems = [
@@ -141,7 +142,7 @@ def _provides(plugin: object) -> tuple[frozenset[str], list[Problem]]:
         for name in declared
         if not isinstance(name, str) or name not in _PROVIDABLE
     ]
-    return UNDECLARED if problems else frozenset(declared), problems
+    return undeclared if problems else frozenset(declared), problems
 
 
 def _requires(plugin: object) -> tuple[dict[str, tuple[str, ...]], list[Problem]]:

@@ -63,7 +63,8 @@ def examine(config: DictConfig, local: bool = False, ask_loss: AskLoss | None = 
     if mode.startswith("dataflex") or OmegaConf.select(config, "dataflex") is not None:
         found = _examine_block(config, mode, ask_loss)
     if local:
-        found.problems += _missing_files(config)
+        missing = list(_missing_files(config))
+        found.problems += missing or _too_few_rows(config)
     return found
 
 
@@ -148,6 +149,31 @@ def _missing_files(config: DictConfig) -> Iterator[Problem]:
     # A bare "name" or "owner/name" may be in the Hugging Face cache.
     if isinstance(model, str) and model.startswith(("/", "~", ".")) and not _exists(model):
         yield _missing(_MODEL, model, "a model directory on this machine")
+
+
+def _too_few_rows(config: DictConfig) -> list[Problem]:
+    """verl leaves an incomplete batch out: with fewer rows than a batch its data loader is empty."""
+    from dataflex_hooks import Problem
+
+    rows = _rows(_listed(OmegaConf.select(config, "data.train_files")))
+    batch = OmegaConf.select(config, "data.train_batch_size")
+    most = OmegaConf.select(config, "data.train_max_samples", default=-1)
+    if rows is None or not isinstance(batch, int):
+        return []
+    rows = min(rows, most) if isinstance(most, int) and most > 0 else rows
+    if batch <= rows:
+        return []
+    return [Problem("data.train_batch_size", batch, f"at most the {rows} rows of data.train_files: no step would run")]
+
+
+def _rows(paths: Sequence[str]) -> int | None:
+    """Rows of Parquet files; None where one is something else, which is verl's to judge."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return sum(parquet.read_metadata(os.path.expanduser(path)).num_rows for path in paths) if paths else None
+    except (ArrowException, OSError):
+        return None
 
 
 def _listed(value: Any) -> list[str]:
