@@ -172,3 +172,24 @@ def test_run_goes_on_without_a_fork_server(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("dataflex_verl.local.forkserver.start_server", fail)
     set_local_environment()
     assert "others could enter" in capsys.readouterr().err
+
+
+def test_fewer_rows_than_a_batch_are_refused_on_this_machine(dataflex: Dataflex, started: Any, tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    for name in ("train.parquet", "val.parquet"):
+        parquet.write_table(pyarrow.table({"prompt": ["a"] * 20}), tmp_path / name)
+    (tmp_path / "reward.py").touch()
+    given = [
+        f"data.train_files={tmp_path}/train.parquet",
+        f"data.val_files={tmp_path}/val.parquet",
+        f"actor_rollout_ref.model.path={tmp_path}",
+        f"reward.custom_reward_function.path={tmp_path}/reward.py",
+    ]
+    refused = dataflex("train", "--local", *given, "data.train_batch_size=21")
+    assert refused.exit_code == 2 and started.command_lines == []
+    assert "data.train_batch_size: got 21; accepted: at most the 20 rows of data.train_files" in refused.output
+    sampled = dataflex("train", "--local", *given, "data.train_batch_size=11", "data.train_max_samples=10")
+    assert "at most the 10 rows" in sampled.output
+    assert dataflex("train", "--local", *given, "data.train_batch_size=20").exit_code == 0

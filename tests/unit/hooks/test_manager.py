@@ -87,9 +87,11 @@ def test_plugins_are_called_one_by_one_in_order_over_two_steps(batches, token_me
 def test_required_fields_are_the_union_of_active_plugins():
     manager = HookManager()
     manager.register("a", Hook(None, requires={"post_advantage": ["entropy", "uid"], "post_reward": ("x",)}))
-    manager.register("b", Hook(None, requires={"post_advantage": ("token_level_scores",)}), warmup_step=5)
-    assert manager.required_fields("post_advantage", 0) == {"entropy"}
-    assert manager.required_fields("post_advantage", 5) == {"entropy", "rm_scores"}
+    manager.register("b", Hook(None, requires={"post_advantage": ("token_level_scores", "values")}), warmup_step=5)
+    # Rewards are logged over all rows and over those kept, whoever is called.
+    assert manager.required_fields("post_advantage", 0) == {"entropy", "rm_scores"}
+    assert manager.required_fields("post_advantage", 5) == {"entropy", "rm_scores", "values"}
+    assert HookManager().required_fields("post_advantage", 5) == frozenset()
     assert manager.required_fields("post_reward", 5) == frozenset()
     assert not manager.active("post_reward", 5)
 

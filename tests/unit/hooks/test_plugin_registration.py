@@ -189,4 +189,28 @@ def test_one_owner_of_rewards(problems):
     (text,) = problems(None, extra_plugins={"a": Owner(), "b": Owner()})
     assert text.startswith("dataflex.plugins.b: got rewards from 'b' (")
     assert "Owner) and 'a' (" in text
-    assert text.endswith("accepted: one plugin that provides rewards; remove one of the two")
+    assert text.endswith(
+        "accepted: one plugin that provides rewards; remove one of the two, or let one adjust: scale and shift"
+    )
+
+
+def test_without_provides_a_plugin_may_give_what_its_hooks_share(manager_of_undeclared):
+    assert manager_of_undeclared == {
+        "r": ["add", "keep"],
+        "u": ["keep", "mask", "skip_update", "update_scale", "weights"],
+    }
+
+
+@pytest.fixture
+def manager_of_undeclared() -> dict[str, list[str]]:
+    class Reward:
+        @hookimpl
+        def post_reward(self, batch):
+            return None
+
+    class Update:
+        @hookimpl
+        def post_advantage(self, batch):
+            return None
+
+    return {row["label"]: row["provides"] for row in HookManager({"r": Reward(), "u": Update()}).plan()}

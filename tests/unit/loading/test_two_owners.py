@@ -45,6 +45,7 @@ def test_a_manager_names_both_with_their_distributions(two, part):
     assert str(problem) == (
         f"dataflex.plugins.b: got {part} from 'b' (acme-second 0.2b1) and 'first' (acme-first 1.4); "
         f"accepted: one plugin that provides {part}; remove one of the two"
+        + (", or let one adjust: scale and shift" if part == "rewards" else "")
     )
 
 

@@ -182,7 +182,7 @@ def test_post_advantage_comes_after_verls_advantages_and_keeps_extra_info(make, 
     plugin = Plugin(UpdateDecision(mask=torch.tensor([True, False])))
     metrics: dict = {}
     result = make({"p": plugin})._compute_advantage(meta(), metrics)
-    assert bridge.fetch.call_args.args == (stored, frozenset({"advantages"}))
+    assert bridge.fetch.call_args.args == (stored, frozenset({"advantages", "rm_scores"}))
     assert bridge.fetch.call_args.kwargs == {"with_weights": True}
     assert stored.extra_info == {"temperature": 1.0}
     (given, weights), _ = bridge.write_weights.call_args
