@@ -129,15 +129,15 @@ def maxvar(rows, **_):
     for group in groups_of(sessions_of(rows)):
         m = max(1, half_up(0.5 * len(group)))
         ordered = sorted(group, key=lambda s: (-reward(rows, s), rows[s.final].tie))
-        best, largest = None, None
-        for a in range(m + 1):
-            subset = ordered[: m - a] + ordered[len(ordered) - a :]
+        subsets = [ordered[: m - a] + ordered[len(ordered) - a :] for a in range(m + 1)]
+        variances = []
+        for subset in subsets:
             values = [Fraction(reward(rows, s)) for s in subset]
             mean = sum(values) / m
-            variance = sum((v - mean) ** 2 for v in values)
-            if largest is None or variance > largest:
-                best, largest = subset, variance
-        kept += best
+            variances.append(sum((v - mean) ** 2 for v in values))
+        # Differences below the rounding of float64 are none, and of equal ones the first is taken.
+        enough = max(variances) * (1 - Fraction(1, 10**12))
+        kept += next(subset for subset, variance in zip(subsets, variances, strict=True) if variance >= enough)
     return keep(rows, kept)
 
 

@@ -23,8 +23,8 @@ class MaxVariance(Selector):
     """Keep, in each group of G, the ``m = max(1, floor(keep_fraction * G + 0.5))`` sessions of largest score variance.
 
     PODS (arXiv 2504.13818): such a subset consists of the a lowest and the m - a highest scores, for some a, so m + 1
-    candidates are compared. Among equal variances the smallest a is taken, and equal scores are told apart by content
-    (``batch.tie_rank``).
+    candidates are compared. Among equal variances (to 1e-12 of the largest) the smallest a is taken, and equal scores
+    are told apart by content (``batch.tie_rank``).
 
     Args:
         keep_fraction: share of each group to keep, in (0, 1].

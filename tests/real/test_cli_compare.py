@@ -23,6 +23,7 @@ VALIDATION = ("trainer.val_before_train=False", "actor_rollout_ref.rollout.val_k
 MAIN = "validation, all domains"
 
 
+@pytest.mark.nightly
 def test_an_arm_compared_with_itself_differs_by_exactly_zero(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     arms = ("--arm", "difffilter", "--arm", "again=difffilter", "--seeds", "1", "--steps", "2")

@@ -12,7 +12,7 @@ from tests.real.conftest import base_overrides
 from tests.real.harness import compose_config
 from tests.real.runs import train
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("contrib")]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.usefixtures("contrib")]
 
 SMALL = (
     # Sixteen prompts: a prompt comes again two steps later. Two rollouts of each: groups fail often.

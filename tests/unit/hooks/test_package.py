@@ -18,6 +18,8 @@ from dataflex_hooks.decisions import DECISION_OF
 PACKAGE = Path(dataflex_hooks.__file__).parent
 HOSTS = {"verl", "ray", "transfer_queue", "tensordict"}
 ALLOWED = {"torch", "numpy", "pluggy", "omegaconf", "dataflex_hooks"}
+ANALYSIS = {"decision_log": {"pyarrow"}, "whatif": {"pyarrow"}}
+"""What rooms that need the extra ``analysis`` import besides; nothing else imports them before they are asked for."""
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -46,7 +48,13 @@ def test_no_file_imports_anything_but_the_declared_packages(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             imported.add(str(node.module).split(".")[0])
-    assert imported <= ALLOWED | set(sys.stdlib_module_names)
+    more = ANALYSIS.get(path.relative_to(PACKAGE).parts[0], set())
+    assert imported <= ALLOWED | more | set(sys.stdlib_module_names)
+
+
+def test_the_package_loads_what_only_the_extra_brings_when_it_is_asked_for():
+    done = run("import sys, dataflex_hooks, dataflex_hooks.manager\nprint('pyarrow' in sys.modules)")
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
 def test_without_torch_the_import_says_what_to_install():
