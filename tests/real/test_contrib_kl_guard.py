@@ -71,6 +71,7 @@ def test_the_kl_of_the_trainer_rises_and_the_guard_sees_it(moves, guard, free):
     assert [step["dataflex/guard/kl"] for step in seen[1:]] == pytest.approx(kl[:2], rel=1e-3, abs=1e-7)
 
 
+@pytest.mark.nightly
 def test_scaling_damps_how_far_parameters_move(moves, guard, free):
     high = (free[1][0][METRIC] + free[1][1][METRIC]) / 2
     moved, metrics = moves(guard(metric=METRIC, high=high, low=0.0, scale=0.01))
@@ -81,6 +82,7 @@ def test_scaling_damps_how_far_parameters_move(moves, guard, free):
     assert ratios[-1] < 0.7 and sum(moved[1:]) < 0.8 * sum(free[0][1:])
 
 
+@pytest.mark.nightly
 def test_a_constant_scale_cancels_which_is_why_the_guard_has_to_change(moves, free):
     moved, _ = moves(Decide(lambda batch: UpdateDecision(update_scale=0.01)), updates=4)
     assert moved == pytest.approx(free[0][:3], rel=0.2)

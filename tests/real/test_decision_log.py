@@ -44,6 +44,7 @@ STACKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.nightly
 def test_a_whole_run_with_domains_resumed_is_logged_once_and_replayed(ray_session, demo, tmp_path: Path) -> None:
     given = overrides(
         demo,

@@ -114,6 +114,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.nightly
 def test_same_seed_same_run_bit_for_bit(ray_session, demo):
     first, second = (run(demo, 6, *STRATEGIES).metrics for _ in range(2))
 
