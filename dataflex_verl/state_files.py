@@ -18,6 +18,7 @@ from typing import Any
 from dataflex_hooks import DataFlexError, HookManager, __version__
 from dataflex_hooks.state import SavedPlugin
 from dataflex_hooks.state_values import Packed, StateValueError, pack, unpack
+from dataflex_hooks.whole_files import sync, written_whole
 
 FOLDER = "dataflex"
 STATE_FILE = "state.json"
@@ -88,8 +89,8 @@ def write(checkpoint: Path, hooks: HookManager, step: int, metrics: Mapping[str,
         if old.name != named:
             old.unlink()
     (folder / METRICS_FILE).unlink(missing_ok=True)
-    _sync(folder)
-    _sync(checkpoint)
+    sync(folder)
+    sync(checkpoint)
     return folder
 
 
@@ -212,18 +213,5 @@ def _write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with written_whole(path, path.with_name(f".{path.name}.{os.getpid()}")) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,19 +2,19 @@
 
 A step is written as a file of its own, ``step-00000012.parquet``, under another name first, and renamed when all of it
 is on the disk. From time to time such files are merged into ``steps-00000001-00000050.parquet``. A name says all steps
-that a file may hold, so it is clear what is there twice
-after a kill between a merge and the removal of what was merged.
+that a file may hold, so it is clear what is there twice after a kill
+between a merge and the removal of what was merged.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from dataflex_hooks.errors import DataFlexError
+from dataflex_hooks.whole_files import sync
 
 FOLDER = "decisions"
 """Name of a log's folder below ``trainer.default_local_dir``."""
@@ -94,12 +94,3 @@ def set_aside(folder: Path, files: Iterable[LogFile]) -> None:
     for file in files:
         file.path.replace(target / file.path.name)
     sync(folder)
-
-
-def sync(folder: Path) -> None:
-    """Make renames in a folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

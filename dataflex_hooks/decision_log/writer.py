@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from dataflex_hooks._version import __version__
 from dataflex_hooks.decision_log import files
 from dataflex_hooks.decision_log.files import LogFile
 from dataflex_hooks.decision_log.schema import FACTS_KEY, STEPS_KEY, VERSION, Facts
+from dataflex_hooks.whole_files import written_whole
 
 ROWS_PER_FILE = 1 << 16
 BYTES_PER_FILE = 1 << 26
@@ -120,17 +120,12 @@ def _write(path: Path, table: Any, facts: Facts | Mapping[str, Any], infos: Sequ
     metadata = {FACTS_KEY: json.dumps(facts, default=str), STEPS_KEY: json.dumps(list(infos))}
     kind = table.schema.remove_metadata()
     coded = [field.name for field in kind if _repeats(table[field.name], field.type)]
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as sink:
+    with written_whole(path, path.with_name(f".{path.name}.tmp")) as sink:
         with pq.ParquetWriter(
             sink, kind, compression="zstd", use_dictionary=coded, write_statistics=["step"], store_schema=False
         ) as writer:
             writer.write_table(table.replace_schema_metadata(None), row_group_size=ROWS_PER_FILE)
             writer.add_key_value_metadata(metadata)
-        sink.flush()
-        os.fsync(sink.fileno())
-    temporary.replace(path)
-    files.sync(path.parent)
 
 
 def _repeats(values: Any, kind: Any) -> bool:
