@@ -262,7 +262,7 @@ def test_text_needs_a_tokenizer_and_token_ids_do_not(write):
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory):
     """A tokenizer of single letters with a chat template, in a folder."""
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="needs transformers, which verl requires")
     from tokenizers import Tokenizer, models
 
     letters = ["<end>", "<user>", *"abcdefgh "]

@@ -109,7 +109,8 @@ def test_two_runs_made_without_us_show_what_is_there(write_run: Write, dataflex:
 
 
 def test_a_run_that_plotly_refuses_would_fail_here(full: Path) -> None:
-    graph_objects = pytest.importorskip("plotly.graph_objects")
+    from plotly import graph_objects
+
     for chart in charts([read_run(full), read_run(full)]):
         graph_objects.Figure({"data": chart.traces, "layout": layout(chart)})
     with pytest.raises(ValueError, match="no_such"):

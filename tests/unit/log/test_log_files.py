@@ -53,9 +53,11 @@ def names(folder: Path) -> list[str]:
 
 
 def test_pandas_polars_and_duckdb_read_the_folder(tmp_path: Path) -> None:
+    import duckdb
+    import pandas
+    import polars
+
     run = simulate(BLOCK, tmp_path)
-    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    duckdb = pytest.importorskip("duckdb")
     frame = pandas.read_parquet(run.folder)
     lazy = polars.read_parquet(run.folder / "*.parquet")
     query = "select step, count(*), sum(weight) from read_parquet(?) where state = 'trained' group by step order by 1"
@@ -151,7 +153,9 @@ def test_a_kill_while_later_steps_are_set_aside_loses_and_doubles_nothing(tmp_pa
 
 
 def test_readers_of_a_whole_folder_see_what_counts_and_no_more(tmp_path: Path) -> None:
-    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    import pandas
+    import polars
+
     run = simulate(BLOCK, tmp_path, steps=3)
     assert run.log is not None and run.hooks is not None
     run.log.resumed(2)
