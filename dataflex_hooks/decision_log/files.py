@@ -2,8 +2,8 @@
 
 A step is written as a file of its own, ``step-00000012.parquet``, under another name first, and renamed when all of it
 is on the disk. From time to time such files are merged into ``steps-00000001-00000050.parquet``. A name says all steps
-that a file may hold, so it is clear what is there twice after a kill
-between a merge and the removal of what was merged.
+that a file may hold, so it is clear what is there twice after a kill between a merge and the removal of what was
+merged.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dataflex_verl.commands.demo_run import Record
-from dataflex_verl.commands.demo_summary import train_reward
+from dataflex_verl.commands.demo_summary import step_status
 
 if TYPE_CHECKING:
     from dataflex_verl.commands.compare_jobs import Job
@@ -53,9 +53,7 @@ class CompareProgress:
 
     def record(self, record: Record) -> None:
         step = int(record["step"])
-        reward = train_reward(record)
-        status = f"step {step}/{self._steps}" + ("" if reward is None else f"  reward {reward:.2f}")
-        self._progress.update(self._one, completed=step, status=status)
+        self._progress.update(self._one, completed=step, status=step_status(record, self._steps))
         inside = _START + (1 - _START) * step / self._steps
         self._progress.update(self._all, completed=self._done + min(inside, 0.99))
 

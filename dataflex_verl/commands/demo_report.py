@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from dataflex_verl.commands.demo_run import Record
-from dataflex_verl.commands.demo_summary import Change, Summary, train_reward
+from dataflex_verl.commands.demo_summary import Change, Summary, step_status
 
 STARTING = "starting Ray and verl"
 VALIDATED = "first training step"
@@ -48,8 +48,7 @@ class DemoProgress:
         if step == 0:
             self.stage(VALIDATED)
             return
-        reward = train_reward(record)
-        status = f"step {step}/{self._steps}" + ("" if reward is None else f"  reward {reward:.2f}")
+        status = step_status(record, self._steps)
         description = "closing" if step >= self._steps else "training"
         self._progress.update(self._task, description=description, total=self._steps, completed=step, status=status)
         # A file or a pipe shows no bar; it gets a line now and then.

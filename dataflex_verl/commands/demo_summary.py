@@ -84,6 +84,12 @@ def train_reward(record: Record) -> float | None:
     return next((float(record["data"][name]) for name in REWARD_METRICS if name in record["data"]), None)
 
 
+def step_status(record: Record, steps: int) -> str:
+    """What a progress bar says of a run: the step of ``steps`` that ``record`` is of, and its mean reward."""
+    reward = train_reward(record)
+    return f"step {int(record['step'])}/{steps}" + ("" if reward is None else f"  reward {reward:.2f}")
+
+
 def _validation_by_domain(records: Sequence[Record]) -> dict[str, Change]:
     found: dict[str, list[float]] = {}
     for record in records:
