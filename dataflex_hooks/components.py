@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from dataflex_hooks.as_built import AsBuilt
 from dataflex_hooks.batch import RolloutBatch
 from dataflex_hooks.errors import did_you_mean, one_of
 from dataflex_hooks.schedules import Schedule
@@ -39,6 +40,7 @@ class Component:
             (``actor_rollout_ref.rollout.response_length``, in tokens). They are no parameters. A plugin may ask in the
             same way for these and for ``prompt_length``, ``tokenizer_path`` and ``rollout_log_probs``.
         schedules: of parameters that change with the step, set by the host; each changes the attribute of its name.
+        as_built: its parameters and where it comes from, set by the host for the plan.
     """
 
     name: str = ""
@@ -48,6 +50,7 @@ class Component:
     needs_groups: bool = False
     host_keywords: frozenset[str] = frozenset()
     schedules: Mapping[str, Schedule] = MappingProxyType({})
+    as_built: AsBuilt | None = None
 
     def __init__(self, **kwargs: object) -> None:
         """Take what the host adds; a component without parameters needs no constructor of its own."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+from dataflex_hooks import discovery
+from dataflex_hooks.as_built import AsBuilt, effective
 from dataflex_hooks.components import Component
 from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
 from dataflex_hooks.registry import REGISTRY
@@ -20,11 +22,15 @@ that name them in ``host_keywords``, and the first two to components."""
 
 @dataclass(frozen=True)
 class Signature:
-    """Keywords a constructor knows: ``known`` in order, ``required`` of them, and whether others may be given."""
+    """Keywords a constructor knows: ``known`` in order, ``required`` of them, and whether others may be given.
+
+    ``defaults`` has a value for each that is known, None for those that are required.
+    """
 
     known: tuple[str, ...]
     required: tuple[str, ...]
     takes_any: bool
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def of(cls, factory: Callable[..., object]) -> Signature:
@@ -38,6 +44,7 @@ class Signature:
             known=tuple(p.name for p in named),
             required=tuple(p.name for p in named if p.default is p.empty),
             takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters),
+            defaults={p.name: None if p.default is p.empty else p.default for p in named},
         )
 
 
@@ -80,6 +87,18 @@ def construct(
     return instance
 
 
+def parameters_of(
+    factory: Callable[..., object], keywords: Mapping[str, object], host: Mapping[str, object], reserved: frozenset[str]
+) -> dict[str, object]:
+    """Return the parameters in force of what :func:`construct` built with the same arguments, by name.
+
+    The names of the run's domains are none of them unless they were configured here.
+    """
+    hidden = reserved | ({"domains"} - keywords.keys())
+    defaults = {name: value for name, value in Signature.of(factory).defaults.items() if name not in hidden}
+    return effective(defaults, keywords, host)
+
+
 def build_component(kind: str, setting: object, host: Mapping[str, object]) -> Component:
     """Build the component that ``setting`` names.
 
@@ -115,6 +134,9 @@ def build_component(kind: str, setting: object, host: Mapping[str, object]) -> C
     if problems:
         raise ConfigError(problems)
     component.name = str(name)
+    cls = type(component)
+    parameters = parameters_of(cls, params or {}, host, _reserved(cls))
+    component.as_built = AsBuilt(discovery.path_of(cls), parameters, *discovery.distribution_of(cls.__module__))
     return component
 
 
@@ -131,6 +153,10 @@ def _build(kind: str, name: object, params: Mapping[str, Any], host: Mapping[str
         raise ConfigError([Problem("name", Described(name), f"a complete {kind}", f"it does not define {missing}")])
     facts = {name: value for name, value in host.items() if name not in HOST_FACTS or name in cls.host_keywords}
     try:
-        return cast(Component, construct(cls, params, facts, reserved=cls.host_keywords | {"scorer"}))
+        return cast(Component, construct(cls, params, facts, reserved=_reserved(cls)))
     except ConfigError as error:
         raise ConfigError(error.under("params")) from error.__cause__
+
+
+def _reserved(cls: type[Component]) -> frozenset[str]:
+    return cls.host_keywords | {"scorer"}

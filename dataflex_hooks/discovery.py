@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from os.path import commonprefix
+from pathlib import Path
 
 from dataflex_hooks._version import __version__
 from dataflex_hooks.errors import NOTHING, ConfigError, Described, Problem, did_you_mean, one_of
 from dataflex_hooks.markers import GROUP
 
+_OURS = frozenset({"dataflex_hooks", "dataflex_verl"})
 IMPORTABLE = "a name that can be imported"
 """What a problem of a failed import accepts; its cause has the traceback."""
 
@@ -66,10 +69,22 @@ def load(name: str) -> Loaded | None:
     try:
         target = entry_point.load()
     except Exception as error:
-        hint = f"importing {entry_point.value} from {source(entry_point)} raised {type(error).__name__}: {error}"
+        by = f" from {source(entry_point)}" if entry_point.dist else ""
+        hint = f"importing {entry_point.value}{by} raised {type(error).__name__}: {error}"
+        hint += "" if entry_point.dist else _where_it_has_to_be(entry_point.module, error)
         raise ConfigError([Problem("", name, IMPORTABLE, hint, cause=error)]) from error
     dist = entry_point.dist
     return Loaded(target, dist.name if dist else None, dist.version if dist else None)
+
+
+def _where_it_has_to_be(module: str, error: Exception) -> str:
+    """Say how Python finds a module of the user's, where it is that module that it did not find."""
+    top = module.split(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or error.name != top:
+        return ""
+    here = next((place for place in (f"{top}.py", f"{top}/") if Path(place).exists()), None)
+    found = f"; {here} is in the current directory, which is not on it" if here else ""
+    return f": its directory must be on PYTHONPATH, also the current one (PYTHONPATH=. dataflex ...){found}"
 
 
 def _newer_version_needed(entry_point: EntryPoint) -> str | None:
@@ -86,6 +101,29 @@ def _release(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+(?:\.\d+)*", version)
     numbers = tuple(int(part) for part in match[0].split(".")) if match else ()
     return numbers + (0,) * (4 - len(numbers))
+
+
+def distribution_of(module: str) -> tuple[str | None, str | None]:
+    """Return name and version of the plugin package that a module belongs to, twice None where it is in none.
+
+    Judged by the entry points of our group: of packages that share a namespace, the one with most in common.
+    """
+    parts = module.split(".")
+    if parts[0] in _OURS:
+        return "dataflex-verl", __version__
+
+    def common(point: EntryPoint) -> int:
+        return len(commonprefix([parts, point.module.split(".")]))
+
+    best = max(entry_points(group=GROUP), key=common, default=None)
+    if best is None or best.dist is None or not common(best):
+        return None, None
+    return best.dist.name, best.dist.version
+
+
+def path_of(cls: type) -> str:
+    """Return ``module:Class``, the name by which a class can be configured."""
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def source(entry_point: EntryPoint) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pluggy
 
+from dataflex_hooks.as_built import plain
 from dataflex_hooks.coefficients import LossCoefficients
+from dataflex_hooks.components import Component
 from dataflex_hooks.config import PluginSettings
 from dataflex_hooks.decisions import ADJUSTING, DECISION_OF, EXCLUSIVE, Decision, given_parts
 from dataflex_hooks.discovery import describe, raised_by
@@ -117,6 +119,8 @@ class Entry:
 
     def describe(self) -> dict[str, Any]:
         """Return one row of the plan, in plain values."""
+        components = _components(self.plugin)
+        own = {name: value for name, value in self.built.params.items() if name not in components}
         return {
             "label": self.label,
             "plugin": self.built.settings.plugin,
@@ -134,7 +138,9 @@ class Entry:
             "provides": sorted(self.declared.provides),
             "per_token": bool(getattr(self.plugin, "per_token", False)),
             "normalize": getattr(self.plugin, "normalize", None),
-            "keywords": dict(self.built.settings.keywords),
+            "keywords": plain(self.built.settings.keywords),
+            "params": plain(own),
+            "components": components,
         }
 
 
@@ -227,6 +233,17 @@ def unconfigured(label: str, plugin: object, warmup_step: int) -> BuiltPlugin:
     cls = plugin if isinstance(plugin, type) else type(plugin)
     name = f"{cls.__module__}:{cls.__qualname__}"
     return BuiltPlugin(plugin, PluginSettings(label, name, f"dataflex.plugins.{label}", warmup_step))
+
+
+def _components(plugin: Any) -> dict[str, dict[str, Any]]:
+    """How the plugin's scorer and actuator were built, as far as the host built them."""
+    found = {}
+    for role in ("scorer", "actuator"):
+        component = getattr(plugin, role, None)
+        if isinstance(component, Component) and component.as_built is not None:
+            schedules = {name: schedule.shape for name, schedule in component.schedules.items()}
+            found[role] = {"name": component.name, **component.as_built.describe(), "schedules": schedules}
+    return found
 
 
 def _component_name(plugin: Any, attribute: str) -> str | None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dataflex_hooks import discovery
 from dataflex_hooks.config import PluginSettings
-from dataflex_hooks.construct import Signature, construct
+from dataflex_hooks.construct import Signature, construct, parameters_of
 from dataflex_hooks.errors import ConfigError, Described, Problem, nearest
 from dataflex_hooks.registry import KINDS, REGISTRY, USED_BY
 
 
 @dataclass(frozen=True)
 class BuiltPlugin:
-    """A plugin object with its settings and the distribution it came from."""
+    """A plugin object with its settings, the distribution it came from, and its parameters in force."""
 
     plugin: object
     settings: PluginSettings
     distribution: str | None = None
     version: str | None = None
+    params: Mapping[str, object] = field(default_factory=dict)
 
 
 def build_plugin(
@@ -55,7 +56,8 @@ def build_plugin(
     except ConfigError as error:
         raised = [_from(loaded, problem, settings.path) for problem in error.under(settings.path)]
         raise ConfigError(raised) from error.__cause__
-    return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version)
+    params = parameters_of(target, settings.keywords, taken, asked)
+    return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version, params)
 
 
 def shared_taken(settings: PluginSettings, shared: Mapping[str, object]) -> frozenset[str]:

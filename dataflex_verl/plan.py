@@ -14,6 +14,7 @@ from dataflex_hooks import HookManager, LossCoefficients
 from dataflex_hooks.metric_names import label_metric
 from dataflex_verl.estimators import why_no_group_advantages
 from dataflex_verl.losses import ESTIMATOR, LOSS_AGG_MODE, LOSS_MODE
+from dataflex_verl.plan_parts import part_lines
 from dataflex_verl.versions import package_versions
 
 PREFIX = "DataFlex plan: "
@@ -37,7 +38,8 @@ _MERGED = ("kept_frac", "weight_mean", "weight_largest", "ess_frac", "reward_all
 
 
 def plan_lines(hooks: HookManager, coefficients: LossCoefficients, config: DictConfig | None = None) -> list[str]:
-    """What will run: a line a plugin in call order, then how decisions merge, where they land and what is logged.
+    """What will run: a line a plugin in call order, and below it indented ones with the parameters in force; then how
+    decisions merge, where they land and what is logged.
 
     Args:
         hooks: the plugins of the run.
@@ -54,7 +56,8 @@ def plan_lines(hooks: HookManager, coefficients: LossCoefficients, config: DictC
         applied = "shadow mode: decided and logged, nothing changed"
     scale = f", mask_scale={settings.mask_scale}" if weighs else ""
     lines = [f"{len(rows)} plugin(s), {applied}{scale}"]
-    lines += [_plugin_line(row) for row in rows]
+    for row in rows:
+        lines += [_plugin_line(row), *part_lines(row)]
     lines += _merge_lines(rows, coefficients, settings.mask_scale)
     lines += _landing_lines(rows, settings.apply_to, "lands in" if settings.apply else "would land in")
     lines += _drop_lines(rows, hooks, coefficients, config)

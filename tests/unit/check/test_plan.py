@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -69,10 +70,16 @@ def test_the_plan_says_who_runs_in_order_how_decisions_merge_and_where_they_land
         "4 plugin(s), applied to weights, mask_scale=kept",
         f"band = select group_solve_rate -> threshold_band at post_advantage from step 0 {ours}, provides mask per "
         "response",
+        "  scorer group_solve_rate: success_threshold=0.5, signal=reward",
+        "  actuator threshold_band: low=0.0, high=1.0",
         f"per = reweight advantage_magnitude -> per_advantage at post_advantage from step 0 {ours}, provides weights "
         "per response, normalised",
+        "  scorer advantage_magnitude: agg=mean",
+        "  actuator per_advantage: alpha=0.5, epsilon=1e-06",
         f"ar = reweight token_prob -> advantage_reweight at post_advantage from step 5 {ours}, provides weights per "
         "token, as they are",
+        "  parameters: normalize=none",
+        "  actuator advantage_reweight: alpha=0.5",
         f"own = {__name__}:Owner at post_advantage, post_reward from step 0 ({__name__}:Owner), provides rewards, "
         "skip_update, update_scale",
         "merge: keep what band keeps, made up for by 1/(kept share); multiply the weights of per, normalised over what "
@@ -105,7 +112,8 @@ def test_domains_and_what_decides_about_prompts(registry):
     mix = {"mix": {"actuator": {"name": "static"}}}
     easy = {"easy": {"plugin": "select", "scorer": "level", "actuator": "threshold_band"}}
     given = {"domains": ["math", "code"], "domain_key": "topic", "update_step": 4, "on_starved": "error"}
-    lines = plan({"plugins": {**mix, **easy}, **given})
+    parts = plan({"plugins": {**mix, **easy}, **given})
+    lines = [line for line in parts if not line.startswith("  ")]
     assert [line.partition(" (dataflex-verl")[0] for line in lines[1:3]] == [
         "mix = mix static at on_domain_stats from step 0",
         "easy = select level -> threshold_band at pre_rollout from step 0",
@@ -118,12 +126,116 @@ def test_domains_and_what_decides_about_prompts(registry):
         "logs: dataflex/prop_<domain>, dataflex/proposed_<domain>, dataflex/generated_<domain>, "
         "dataflex/trained_<domain>, dataflex/reward_<domain>",
     ]
-    shadow = plan({"plugins": mix, "apply": False})
+    shadow = [line for line in plan({"plugins": mix, "apply": False}) if not line.startswith("  ")]
     assert shadow[2:4] == [
         "domains: all that the training data has, by column domain, else data_source",
         "would land in: the domain sampler, from mix; logged only",
     ]
     assert not any("domain" in line for line in plan())
+
+
+def below(label: str, **settings) -> list[str]:
+    """The lines below that of one plugin."""
+    lines = plan({"plugins": {label: settings}})
+    place = next(number for number, line in enumerate(lines) if line.startswith(f"{label} = "))
+    return list(takewhile(lambda line: line.startswith("  "), lines[place + 1 :]))
+
+
+def test_parameters_are_shown_as_configured_and_the_others_with_their_defaults():
+    scorer = {"name": "group_solve_rate", "params": {"success_threshold": 1}}
+    actuator = {"name": "threshold_band", "params": {"high": 0.8, "low": 0.2}}
+    assert below("band", plugin="select", scorer=scorer, actuator=actuator) == [
+        "  scorer group_solve_rate: success_threshold=1, signal=reward",
+        "  actuator threshold_band: low=0.2, high=0.8",
+    ]
+    assert below("band", plugin="select", effect="drop", scorer="token_entropy", actuator="threshold_band") == [
+        "  parameters: effect=drop",
+        "  actuator threshold_band: low=0.0, high=1.0",
+    ]
+
+
+def test_a_schedule_is_shown_with_its_shape_and_a_window_that_the_host_gives_with_its_value():
+    def topk(fraction) -> str:
+        params = {"name": "topk_fraction", "params": {"fraction": fraction}}
+        return below("top", plugin="select", scorer="reward_difficulty", actuator=params)[-1]
+
+    knots = {0: 1.0, 100: 0.5}
+    assert topk(knots) == "  actuator topk_fraction: fraction=linear{0: 1.0, 100: 0.5}, largest=true"
+    shaped = {"shape": "cosine", "at": knots}
+    assert topk(shaped) == "  actuator topk_fraction: fraction=cosine{0: 1.0, 100: 0.5}, largest=true"
+    mix = {"mix": {"scorer": "reward_difficulty", "actuator": "dump_ucb"}}
+    bounds = "  actuator dump_ucb: c=1.0, temperature=1.0, floor=0.0, cap=1.0"
+    assert bounds in plan({"plugins": mix})
+    assert f"{bounds}, window=20" in plan({"plugins": mix, "window": 20, "domains": ["math", "code"]})
+
+
+def test_parameters_of_a_plugin_without_components_are_its_own_and_long_lines_are_wrapped(distribution):
+    source = """
+        from dataflex_hooks import UpdateDecision, hookimpl
+
+        class Route:
+            def __init__(self, routes, words="", note="", cut=None, high=float("inf"), how=print):
+                pass
+
+            @hookimpl
+            def post_advantage(self, batch, ctx):
+                return None
+    """
+    distribution("acme-route", {"route": "acme_plan_route:Route"}, {"acme_plan_route": source})
+    routes = {"math": {"scale": 0.5, "why": "too easy: half"}, "code": None}
+    assert below("route", routes=routes, words=["a"] * 40, note="hard cases") == [
+        '  parameters: routes={math: {scale: 0.5, why: "too easy: half"}, code: null},',
+        f'    words=[{"a, " * 25}a..., note="hard cases",',
+        "    high=.inf, how=builtins.print",
+    ]
+
+
+def test_a_component_of_another_package_than_its_plugin_is_credited_to_it(registry, distribution):
+    source = """
+        from dataflex_hooks import Scorer, register_scorer, register_selector
+        from dataflex_hooks.selectors.threshold_band import ThresholdBand
+
+        @register_scorer("acme_length")
+        class Length(Scorer):
+            def score(self, batch, step_id, **ctx):
+                return batch.lengths.float()
+
+        @register_selector("acme_band")
+        class Band(ThresholdBand):
+            pass
+    """
+    names = {"acme_length": "acme_plan_scorers", "acme_band": "acme_plan_scorers"}
+    distribution("acme-scorers", names, {"acme_plan_scorers": source}, version="2.5")
+    acme = {"plugin": "select", "scorer": "acme_length"}
+    assert below("own", **acme, actuator="threshold_band") == [
+        "  scorer acme_length (acme-scorers 2.5)",
+        "  actuator threshold_band: low=0.0, high=1.0",
+    ]
+    assert (
+        below("own", **acme, actuator="acme_band")[-1] == "  actuator acme_band (acme-scorers 2.5): low=0.0, high=1.0"
+    )
+    distribution("acme-loose", {}, {"acme_plan_loose": source.replace("acme_", "loose_")})
+    by_class = {"plugin": "select", "scorer": "acme_plan_loose:Length", "actuator": "loose_band"}
+    assert below("own", **by_class) == ["  actuator loose_band (acme_plan_loose:Band): low=0.0, high=1.0"]
+
+
+def test_check_as_json_has_parameters_and_packages_of_every_part(check_json):
+    infinite = "++dataflex.plugins.difffilter.actuator.params.high=inf"
+    (row,) = check_json(*GOOD, "+dataflex=difffilter", infinite)["plan"]["plugins"]
+    version = row["version"]
+    assert row["params"] == {"effect": "mask"} and row["keywords"]["actuator"]["params"]["high"] == ".inf"
+    assert row["components"]["actuator"] == {
+        "name": "threshold_band",
+        "class": "dataflex_hooks.selectors.threshold_band:ThresholdBand",
+        "distribution": "dataflex-verl",
+        "version": version,
+        "params": {"low": 0.2, "high": ".inf"},
+        "schedules": {},
+    }
+    schedule = "++dataflex.plugins.topk.actuator.params.fraction={0:1.0,100:0.5}"
+    (row,) = check_json(*GOOD, "+dataflex=topk", schedule)["plan"]["plugins"]
+    assert row["components"]["actuator"]["params"] == {"fraction": {"0": 1.0, "100": 0.5}, "largest": True}
+    assert row["components"]["actuator"]["schedules"] == {"fraction": "linear"}
 
 
 def test_advantages_as_the_way_in_are_named():

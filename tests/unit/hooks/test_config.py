@@ -37,6 +37,9 @@ def test_the_published_short_form_works_verbatim():
     manager = HookManager.from_config(block, estimator="grpo", has_groups=True)
     (row,) = manager.plan()
     assert row.pop("version")
+    components = row.pop("components")
+    assert components["scorer"]["params"] == {"success_threshold": 0.5, "signal": "reward"}
+    assert components["actuator"]["params"] == {"low": 0.2, "high": 0.8}
     assert row == {
         "label": "select",
         "path": "dataflex",
@@ -57,6 +60,7 @@ def test_the_published_short_form_works_verbatim():
             "scorer": {"name": "group_solve_rate", "params": {"success_threshold": 0.5}},
             "actuator": {"name": "threshold_band", "params": {"low": 0.2, "high": 0.8}},
         },
+        "params": {"effect": "mask"},
     }
     assert not manager.active("post_advantage", 1) and manager.active("post_advantage", 2)
 

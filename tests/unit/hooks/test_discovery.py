@@ -58,6 +58,29 @@ def test_module_and_class_name_a_plugin_without_an_entry_point(distribution):
     assert (row["plugin"], row["distribution"], row["version"]) == ("acme_keep_2:Keep", None, None)
 
 
+def test_a_module_that_is_not_found_says_where_it_has_to_be(problems, tmp_path, monkeypatch):
+    def said(name: str) -> str:
+        (text,) = problems({"plugins": {"x": {"plugin": name}}})
+        return text
+
+    monkeypatch.chdir(tmp_path)
+    path = ": its directory must be on PYTHONPATH, also the current one (PYTHONPATH=. dataflex ...)"
+    assert said("my_keep_1:Keep") == (
+        "dataflex.plugins.x.plugin: got 'my_keep_1:Keep'; accepted: a name that can be imported; importing "
+        f"my_keep_1:Keep raised ModuleNotFoundError: No module named 'my_keep_1'{path}"
+    )
+    (tmp_path / "my_keep_1.py").write_text("import not_there_at_all\n")
+    (tmp_path / "my_package_1").mkdir()
+    assert said("my_keep_1:Keep").endswith(f"{path}; my_keep_1.py is in the current directory, which is not on it")
+    assert said("my_package_1.parts:Keep").endswith(
+        f"{path}; my_package_1/ is in the current directory, which is not on it"
+    )
+    # On the path, and what it imports is not there: another matter.
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert said("my_keep_1:Keep").endswith("No module named 'not_there_at_all'")
+    assert said("my_package_1.parts:Keep").endswith("No module named 'my_package_1.parts'")
+
+
 def test_a_factory_function_is_called(distribution):
     distribution("acme-keep", {"keep": "acme_keep_3:make"}, {"acme_keep_3": PLUGIN})
     assert build({"keep": {"share": 0.5}}).labels == ("keep",)
