@@ -17,8 +17,9 @@ NEW_ENTRIES: tuple[tuple[str, str, str, str], ...] = (
     (
         "A name that is taken",
         "token_prob",
-        "A plugin, component or module of that name is there; configurations could not tell them apart.",
-        "Take another; `dataflex plugins --all` lists the names.",
+        "A plugin, component, preset, module or installed package of that name is there; configurations, Python or pip "
+        "could not tell them apart. A preset counts: `+dataflex=<preset>` configures the label of its name.",
+        "Take another; `dataflex plugins --all` and `dataflex presets` list the names.",
     ),
     (
         "A directory with something in it",
@@ -38,5 +39,5 @@ def new_message(case: str) -> str:
     if case.startswith("--out "):
         problem = place_problem(Path(case.removeprefix("--out ")))
     else:
-        problem = name_problem(case, with_preset=False)
+        problem = name_problem(case)
     return f"dataflex new: {problem}"

@@ -28,7 +28,7 @@ def new(name: str, kind: str, with_preset: bool, out: Path | None) -> int:
     from dataflex_verl.scaffold.write import KINDS, package_files, write_package
 
     place = Path(name) if out is None else out
-    problem = name_problem(name, with_preset)
+    problem = name_problem(name)
     if kind not in KINDS:
         problem = problem or Problem("--kind", kind, one_of(KINDS), did_you_mean(kind, KINDS))
     problem = problem or place_problem(place)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+import unicodedata
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +22,7 @@ from dataflex_verl.presets.providers import all_presets
 _PATTERN = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"
 _ACCEPTED = "lower-case letters, digits, - and _, beginning with a letter, such as keep-short"
 _PREFIX = "dataflex_"
+_OTHERS = "choose another; dataflex plugins --all and dataflex presets list those that are taken"
 _YAML = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 """Words that YAML reads as something else than text."""
 
@@ -48,18 +51,23 @@ class Names:
         return cls(distribution, package, plugin, "".join(part.capitalize() for part in plugin.split("_")))
 
 
-def name_problem(given: str, with_preset: bool) -> Problem | None:
-    """Return what speaks against a package of that name, or None."""
+def name_problem(given: str) -> Problem | None:
+    """Return what speaks against a package of that name, or None.
+
+    A preset of the name does, whether or not the package brings one: a preset configures the plugin under its name,
+    and that is the label under which the new plugin is configured too.
+    """
     if not re.fullmatch(_PATTERN, given):
-        meant = re.sub(r"[^a-z0-9]+", "-", given.lower()).strip("-")
-        hint = f"did you mean {meant!r}?" if re.fullmatch(_PATTERN, meant) else None
-        return Problem("NAME", given, _ACCEPTED, hint)
+        meant = _in_ascii(given)
+        return Problem("NAME", given, _ACCEPTED, f"did you mean {meant!r}?" if meant else None)
     names = Names.of(given)
     if names.plugin in _YAML or not names.cls.isidentifier() or keyword.iskeyword(names.cls):
         given_plugin = Described(f"{given!r}, a plugin {names.plugin!r} with the class {names.cls}")
         return Problem("NAME", given_plugin, "a name whose plugin and class are ordinary names in YAML and Python")
-    taken = _taken_by(names.plugin, with_preset) or _no_module(names.package)
-    return Problem("NAME", Described(f"{given!r}, and {taken}"), "a name that nothing has yet") if taken else None
+    taken, hint = _taken_by(names.plugin), _OTHERS
+    if taken is None:
+        taken, hint = _no_module(names.package) or _installed(given), None
+    return Problem("NAME", Described(f"{given!r}, and {taken}"), "a name that nothing has yet", hint) if taken else None
 
 
 def place_problem(place: Path) -> Problem | None:
@@ -72,7 +80,15 @@ def place_problem(place: Path) -> Problem | None:
     return None
 
 
-def _taken_by(plugin: str, with_preset: bool) -> str | None:
+def _in_ascii(given: str) -> str | None:
+    """Return the name that was probably meant, without accents and capitals; None where letters have no ASCII form."""
+    letters = "".join(c for c in unicodedata.normalize("NFKD", given.casefold()) if not unicodedata.combining(c))
+    meant = re.sub(r"[^a-z0-9]+", "-", letters).strip("-")
+    lost = any(c.isalnum() and not c.isascii() for c in letters)
+    return meant if not lost and re.fullmatch(_PATTERN, meant) and name_problem(meant) is None else None
+
+
+def _taken_by(plugin: str) -> str | None:
     if plugin in LATER:
         return LATER[plugin]
     for point in entry_points(group=GROUP, name=plugin):
@@ -80,10 +96,9 @@ def _taken_by(plugin: str, with_preset: bool) -> str | None:
     for kind in KINDS:
         if plugin in REGISTRY.names(kind):
             return f"there is a {kind} {plugin!r}"
-    if with_preset:
-        for preset in all_presets()[0]:
-            if preset.name == plugin:
-                return f"{preset.source} has a preset {plugin!r}"
+    for preset in all_presets()[0]:
+        if preset.name == plugin:
+            return f"{preset.source} has a preset {plugin!r}"
     return None
 
 
@@ -95,3 +110,11 @@ def _no_module(package: str) -> str | None:
     if package in sys.stdlib_module_names or find_spec(package) is not None:
         return f"there is a module {package} already"
     return None
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        there = metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+    return f"{there.name} {there.version} is installed, which pip would replace"

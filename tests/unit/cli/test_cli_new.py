@@ -73,6 +73,10 @@ def test_names_follow_from_the_name_of_the_package(new, tmp_path: Path) -> None:
     assert '[project.entry-points.dataflex_presets]\nkeep_short = "dataflex_keep_short.presets"\n' in written
     assert (tmp_path / "here" / "dataflex_keep_short" / "presets" / "dataflex" / "keep_short.yaml").is_file()
     new("demo-x")
+    readme = (tmp_path / "demo-x" / "README.md").read_text()
+    assert re.search(
+        r"Install first, then test.*\n.*\n\n```bash\npip install ./demo-x\npython -m pytest demo-x\n", readme
+    )
     assert "dataflex_presets" not in (tmp_path / "demo-x" / "pyproject.toml").read_text()
     assert not (tmp_path / "demo-x" / "demo_x" / "presets").exists()
 
@@ -94,12 +98,24 @@ def test_names_follow_from_the_name_of_the_package(new, tmp_path: Path) -> None:
         (["token_prob"], "NAME: got 'token_prob', and there is a scorer 'token_prob'"),
         (["curriculum"], "NAME: got 'curriculum', and curriculum comes with"),
         (["difffilter", "--preset"], "NAME: got 'difffilter', and dataflex-verl has a preset 'difffilter'"),
+        # Without one too: +dataflex=difffilter would configure the new plugin's label.
+        (["difffilter"], "has a preset 'difffilter'; accepted: a name that nothing has yet; choose another; dataflex"),
+        (["dataflex-difffilter"], "'dataflex-difffilter', and dataflex-verl has a preset 'difffilter'"),
+        (["pluggy-plus"], "'pluggy-plus', and pluggy-plus 7.1 is installed, which pip would replace; accepted: a name"),
+        (["über"], "NAME: got 'über'; accepted: lower-case letters, .*; did you mean 'uber'[?]$"),
+        (["Straße Zwei"], "; did you mean 'strasse-zwei'[?]$"),
+        (["mądrość"], "; did you mean 'madrosc'[?]$"),
+        # No letter is left out of a suggestion, and none is suggested that is taken.
+        (["mask-短い"], "beginning with a letter, such as keep-short$"),
+        (["øl"], "such as keep-short$"),
+        (["Difffilter"], "such as keep-short$"),
         (["demo-x", "--kind", "scorrer"], "--kind: got 'scorrer'; .*; did you mean 'scorer'?"),
         (["demo-x", "--out", "full"], "--out: got full, a directory with something in it; accepted: a directory"),
         (["demo-x", "--out", "full/file"], "--out: got full/file, a file; accepted: a directory"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_one_line(new, tmp_path: Path, arguments, message) -> None:
+def test_what_cannot_be_used_is_refused_in_one_line(new, tmp_path: Path, distribution, arguments, message) -> None:
+    distribution("pluggy-plus", {}, {}, version="7.1")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     before = sorted(tmp_path.rglob("*"))
