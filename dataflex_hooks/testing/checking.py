@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataflex_hooks.errors import ConfigError, PluginError
-from dataflex_hooks.testing.compare import acts, difference
+from dataflex_hooks.testing.compare import acts, difference, why_nothing
 from dataflex_hooks.testing.outcome import Outcome
 from dataflex_hooks.testing.resuming import WatchedRunner, same_state, through_files
-from dataflex_hooks.testing.running import HookRunner
+from dataflex_hooks.testing.running import LONE, HookRunner
 from dataflex_hooks.testing.scenario import Step, Variant, padded_otherwise, renamed, shuffled
 from dataflex_hooks.testing.watch import Note, changes
 
@@ -69,7 +69,7 @@ class Check:
         found: dict[str, str] = {}
         first = steps[: len(steps) // 2]
         if "acts" not in self.skip and not any(acts(step, out) for step, out in zip(plain, outcomes, strict=True)):
-            found["acts"] = f"nothing was decided on any of {len(steps)} steps"
+            found["acts"] = why_nothing(steps, outcomes, LONE)
         for name, how, variant in _VARIANTS:
             if name not in self.skip and (text := self._varied(first, outcomes, variant)):
                 found[name] = f"{how}, {text}"

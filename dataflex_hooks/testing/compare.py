@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dataflex_hooks.decisions import AddedRow
+from dataflex_hooks.decisions import AddedRow, given_parts
 from dataflex_hooks.testing.outcome import Outcome
 from dataflex_hooks.testing.rebuild import token_index
 from dataflex_hooks.testing.scenario import Step
@@ -56,6 +57,29 @@ def acts(step: Step, outcome: Outcome) -> bool:
     refused = outcome.admitted is not None and not bool(outcome.admitted.all())
     told = outcome.priority is not None or outcome.proportions is not None
     return weighed or changed_rewards or refused or told or bool(outcome.added) or outcome.skip_update
+
+
+def why_nothing(steps: Sequence[Step], outcomes: Sequence[Outcome], label: str) -> str:
+    """Say what the plugin under ``label`` decided on steps on none of which it :func:`acts`."""
+    decided = [outcome.decisions.get(label, {}) for outcome in outcomes]
+    given = [(hook, parts) for hooks in decided for hook, made in hooks.items() if (parts := _parts(made)) is not None]
+    if not given:
+        return f"nothing was decided on any of {len(steps)} steps: its hooks returned None"
+    counted = Counter(given).items()
+    said = "; ".join(f"{hook} gave {parts} on {count} of {len(steps)} steps" for (hook, parts), count in counted)
+    longest = max(step.batch.longest for step in steps)
+    example = "batches=[make_groups([1.0, 0.0], lengths=[[3, 400]])]"
+    if {hook for hook, _ in given} == {"pre_rollout"}:
+        example = "prompts=make_prompts(4, columns={...}), or columns={...}"
+    return (
+        f"{said}, and all of it is what happens without the plugin: every row stays, with its weight and reward, and "
+        f"every candidate is admitted. Give input on which it acts, such as {example}; responses here have up to "
+        f"{longest} tokens"
+    )
+
+
+def _parts(decision: Any) -> str | None:
+    return None if decision is None else ", ".join(sorted(given_parts(decision))) or "a decision without any part"
 
 
 def _prompts(one: Outcome, other: Outcome, variant: Step, rtol: float) -> str | None:

@@ -16,6 +16,7 @@ from dataflex_hooks.errors import ConfigError, Described, ParameterError, did_yo
 from dataflex_hooks.hookspecs import HOOKS
 from dataflex_hooks.loader import build_plugin
 from dataflex_hooks.testing.checking import Check
+from dataflex_hooks.testing.running import LONE, by_author
 from dataflex_hooks.testing.scenario import MADE_UP, Pools, Step, make_steps
 
 PROPERTIES: Mapping[str, str] = MappingProxyType(
@@ -23,7 +24,7 @@ PROPERTIES: Mapping[str, str] = MappingProxyType(
         "registration": "a run accepts the plugin",
         "decisions": "every decision has the types, shapes, dtypes, values, parts and fields that a run accepts",
         "mutation": "what a hook is given is read-only; work on a copy (tensor.clone(), array.copy())",
-        "acts": "it decides something on at least one step; give parameters, batches or contexts on which it does",
+        "acts": "it changes something on at least one step; give parameters, batches or contexts on which it does",
         "determinism": "equal inputs give equal decisions; draw from a generator made of ctx.seed and ctx.step",
         "rows": "decisions follow the rows, wherever they stand; break ties by batch.tie_rank, never by position",
         "uids": "uids are random names: they tell groups apart and order nothing",
@@ -91,7 +92,8 @@ def assert_plugin_contract(
     try:
         declared = check.declared()
     except ConfigError as error:
-        raise ContractError(check.name, {"registration": _indented(str(error))}) from error
+        found = "\n".join(str(problem) for problem in error.problems)
+        raise ContractError(check.name, {"registration": _indented(found)}) from error
     steps = make_steps(batches, prompts, contexts, domains, columns or {}, row_columns or {})
     _check_fields(declared, steps)
     found = check.find(steps)
@@ -116,10 +118,13 @@ def maker(plugin: object) -> Callable[[], object]:
 
 
 def _configured(settings: dict[str, Any]) -> object:
-    config, problems = read({"plugins": {"plugin": settings}})
-    if problems:
-        raise ConfigError(problems)
-    return build_plugin(config.plugins[0], {}).plugin
+    config, problems = read({"plugins": {LONE: settings}})
+    try:
+        if problems:
+            raise ConfigError(problems)
+        return build_plugin(config.plugins[0], {}).plugin
+    except ConfigError as error:
+        raise by_author(error, "plugin") from error.__cause__
 
 
 def _check_skip(skip: Collection[str]) -> None:

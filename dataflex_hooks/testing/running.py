@@ -16,7 +16,7 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.context import StepContext
 from dataflex_hooks.domain_stats import DOMAIN_COLUMN, DomainSums
 from dataflex_hooks.entries import Entry
-from dataflex_hooks.errors import FieldError
+from dataflex_hooks.errors import ConfigError, FieldError
 from dataflex_hooks.keep import lone_rows
 from dataflex_hooks.manager import HookManager
 from dataflex_hooks.merge_reward import MergedReward
@@ -28,6 +28,8 @@ from dataflex_hooks.testing.rebuild import only_fields, take_rows, token_index
 Loss = Literal["token", "sequence"] | LossCoefficients
 ALWAYS = frozenset({"response_mask"})
 """Batch fields that a run hands to every plugin; all others have to be declared."""
+LONE = "plugin"
+"""The label of a plugin that is given without one."""
 _LATE = LATE_FIELDS - {"token_level_rewards"}
 
 
@@ -73,14 +75,18 @@ class HookRunner:
         estimator: str = "grpo",
         manager: type[RecordingManager] = RecordingManager,
     ) -> None:
-        built = manager.from_config(
-            config,
-            estimator=estimator,
-            has_groups=None,
-            rollout_n=rollouts,
-            response_length=response_length,
-            extra_plugins=_by_label(plugins),
-        )
+        self._lone = None if plugins is None or isinstance(plugins, Mapping) else _name_of(plugins)
+        try:
+            built = manager.from_config(
+                config,
+                estimator=estimator,
+                has_groups=None,
+                rollout_n=rollouts,
+                response_length=response_length,
+                extra_plugins=_by_label(plugins),
+            )
+        except ConfigError as error:
+            raise self._told(error) from error.__cause__
         assert isinstance(built, RecordingManager)
         self.hooks = built
         self.loss = loss if isinstance(loss, LossCoefficients) else LossCoefficients(loss)
@@ -197,8 +203,14 @@ class HookRunner:
 
     def _start(self, domains: tuple[str, ...]) -> None:
         self.domains = domains
-        first = self.hooks.start_domains(domains)
+        try:
+            first = self.hooks.start_domains(domains)
+        except ConfigError as error:
+            raise self._told(error) from error.__cause__
         self.proportions = np.full(len(domains), 1 / len(domains)) if first is None else first
+
+    def _told(self, error: ConfigError) -> ConfigError:
+        return error if self._lone is None else by_author(error, self._lone)
 
     def _view(self, batch: RolloutBatch, hook: str, ctx: StepContext, there: frozenset[str]) -> RolloutBatch:
         if not self.hooks.mixes and not self.hooks.active(hook, ctx.step):
@@ -240,7 +252,23 @@ def _by_label(plugins: object) -> dict[str, object]:
         return {}
     if isinstance(plugins, Mapping):
         return dict(plugins)
-    return {"plugin": plugins}
+    return {LONE: plugins}
+
+
+def by_author(error: ConfigError, name: str) -> ConfigError:
+    """Return problems of a plugin without a label by what its author wrote: its keywords, and ``name`` for itself."""
+    path = f"dataflex.plugins.{LONE}"
+    settings = ((problem, problem.setting) for problem in error.problems)
+    return ConfigError(
+        [
+            replace(problem, setting=name if setting in (path, f"{path}.plugin") else setting.removeprefix(f"{path}."))
+            for problem, setting in settings
+        ]
+    )
+
+
+def _name_of(plugin: object) -> str:
+    return (plugin if isinstance(plugin, type) else type(plugin)).__name__
 
 
 def _with_rewards(batch: RolloutBatch, rewards: Tensor, ctx: StepContext) -> RolloutBatch:

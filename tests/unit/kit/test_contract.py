@@ -8,7 +8,14 @@ import pytest
 import torch
 
 import dataflex_hooks as df
-from dataflex_hooks.testing import PROPERTIES, ContractError, assert_plugin_contract, make_context, random_batch
+from dataflex_hooks.testing import (
+    PROPERTIES,
+    ContractError,
+    assert_plugin_contract,
+    make_context,
+    make_groups,
+    random_batch,
+)
 from tests.unit.kit import bad_plugins as bad
 
 EXTRA = {"post_advantage": ("extra_fields",)}
@@ -163,10 +170,62 @@ class Guard:
 
 def test_own_batches_and_contexts_are_used():
     batches = [random_batch(7), random_batch(8)]
-    with pytest.raises(ContractError, match="acts: nothing was decided on any of 4 steps"):
+    with pytest.raises(ContractError, match="acts: nothing was decided on any of 4 steps: its hooks returned None"):
         assert_plugin_contract(Guard, batches=batches)
     contexts = [make_context(step, metrics={"actor/ppo_kl": 0.3 * step}) for step in range(1, 5)]
     assert_plugin_contract(Guard, batches=batches, contexts=contexts)
+
+
+class KeepShort:
+    def __init__(self, longest=256):
+        self.longest = longest
+
+    @df.hookimpl
+    def post_advantage(self, batch, ctx):
+        return df.UpdateDecision(mask=batch.lengths <= self.longest)
+
+
+class AdmitsAll:
+    @df.hookimpl
+    def pre_rollout(self, candidates, ctx):
+        return df.RolloutDecision(admit=torch.ones(len(candidates), dtype=torch.bool)) if ctx.step > 2 else None
+
+
+def test_decisions_that_change_nothing_are_told_from_none_and_a_batch_that_is_suggested_helps():
+    with pytest.raises(ContractError) as caught:
+        assert_plugin_contract(KeepShort)
+    assert caught.value.broken == ("acts",)
+    assert caught.value.found["acts"] == (
+        "post_advantage gave mask on 10 of 10 steps, and all of it is what happens without the plugin: every row "
+        "stays, with its weight and reward, and every candidate is admitted. Give input on which it acts, such as "
+        "batches=[make_groups([1.0, 0.0], lengths=[[3, 400]])]; responses here have up to 12 tokens"
+    )
+    assert_plugin_contract(KeepShort, batches=[make_groups([1.0, 0.0], lengths=[[3, 400]])])
+    assert_plugin_contract(lambda: KeepShort(longest=4))
+    with pytest.raises(ContractError, match=r"acts: pre_rollout gave admit on 8 of 10 steps, .*such as prompts=make_"):
+        assert_plugin_contract(AdmitsAll)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [
+        (bad.Misspelt, "  registration: Misspelt: got @hookimpl on post_advantages, which is no hook"),
+        (lambda: KeepShort, "  registration: KeepShort: got the class "),
+        ({"plugin": "selct"}, "  registration: plugin: got 'selct'; accepted: the name of an installed plugin"),
+        (
+            {
+                "plugin": "select",
+                "scorer": "reward_difficulty",
+                "actuator": {"name": "topk_fraction", "params": {"k": 1}},
+            },
+            "  registration: actuator.params.k: got 1; accepted: one of fraction, largest",
+        ),
+    ],
+)
+def test_what_a_run_refuses_is_told_in_words_that_the_author_wrote(plugin, said):
+    with pytest.raises(ContractError) as caught:
+        assert_plugin_contract(plugin)
+    assert said in str(caught.value) and "dataflex.plugins" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,26 @@ def test_a_field_that_no_run_has_at_that_hook_is_refused(name):
 
 
 def test_registration_is_that_of_a_run():
-    with pytest.raises(df.ConfigError, match="rewards from 'b' .* and 'a'"):
+    with pytest.raises(df.ConfigError, match="^dataflex.plugins.b: got rewards from 'b' .* and 'a'"):
         run_hooks({"a": Halve(), "b": Halve()}, BATCH)
+
+
+def test_a_plugin_without_a_label_is_named_by_its_class():
+    class Half:
+        @df.hookimpl
+        def post_advantage(self, batch, ctx):
+            return None
+
+        def state_dict(self):
+            return {}
+
+    with pytest.raises(df.ConfigError, match="^Half: got state_dict without load_state_dict"):
+        run_hooks(Half(), BATCH)
+    with pytest.raises(df.ConfigError, match="^dataflex.plugins.mine.plugin: got state_dict without load_state_dict"):
+        run_hooks({"mine": Half()}, BATCH)
+    mix = MixPlugin("reward_difficulty", {"name": "static", "params": {"domains": ["math", "code"]}})
+    with pytest.raises(df.ConfigError, match="^actuator.params.domains: got "):
+        HookRunner(mix, domains=["math", "law"])
 
 
 def test_candidates_are_admitted_by_declared_columns():
