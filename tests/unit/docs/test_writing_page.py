@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,10 @@ import pytest
 import torch
 
 import dataflex_hooks as dh
-from tests.unit.docs.snippets import blocks
+from dataflex_hooks.plugins.mechanism import LATE_FIELDS
+from dataflex_hooks.testing import random_batch
+from dataflex_hooks.testing.rebuild import only_fields
+from tests.unit.docs.snippets import ROOT, blocks
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -24,6 +29,57 @@ def shown(registry: Any) -> SimpleNamespace:
 
 def manager(**plugins: object) -> dh.HookManager:
     return dh.HookManager.from_config(None, estimator="grpo", has_groups=True, extra_plugins=plugins)
+
+
+TEXT = (ROOT / "docs" / "plugins" / "writing.md").read_text(encoding="utf-8")
+BATCH = random_batch(1, groups=4, sessions=3, outputs=3, tool_share=0.3)
+SIZES = {"bs": BATCH.bs, "bs + 1": BATCH.bs + 1, "T": BATCH.n_tokens, "n_sessions": BATCH.n_sessions}
+
+
+def attributes(columns: int) -> dict[str, list[str]]:
+    """Of the table of attributes with so many columns, the cells behind each name."""
+    (table,) = re.findall(
+        rf"^\| attribute (?:\|[^|\n]*){{{columns - 1}}}\|\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE
+    )
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {name: cells[1:] for cells in rows for name in re.findall(r"`(\w+)`", cells[0])}
+
+
+def public(view: object) -> set[str]:
+    return {name for name in dir(view) if not name.startswith("_") and not callable(getattr(view, name))}
+
+
+def kind_of(value: object) -> str:
+    """Type of a value as the table says it."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        names = {size: name for name, size in SIZES.items()}
+        return f"({', '.join(names[size] for size in value.shape)},) {str(value.dtype).removeprefix('torch.')}"
+    return "Mapping" if isinstance(value, Mapping) else type(value).__name__
+
+
+def test_the_tables_have_every_public_attribute_with_its_type() -> None:
+    assert len(set(SIZES.values())) == len(SIZES)
+    for view, columns in ((BATCH, 4), (dh.StepContext(step=1), 3)):
+        table = attributes(columns)
+        assert set(table) == public(view)
+        for name, (kind, meaning, *_) in table.items():
+            assert kind_of(getattr(view, name)) == kind, name
+            assert meaning
+
+
+def test_what_has_to_be_required_is_not_there_without_and_the_rest_always_is() -> None:
+    for name, (_, _, required) in attributes(4).items():
+        fields = set(re.findall(r"`(\w+)`", required))
+        always = {"response_mask", "rm_scores"}
+        assert getattr(only_fields(BATCH, always | fields), name) is not None
+        for field in fields:
+            with pytest.raises(dh.FieldError):
+                getattr(only_fields(BATCH, always | fields - {field}), name)
+
+
+def test_fields_that_are_not_there_yet_at_post_reward_are_those_of_the_code() -> None:
+    (sentence,) = re.findall(r"At `post_reward` nothing is there yet of ([^:.]*)\.", TEXT)
+    assert set(re.findall(r"`(\w+)`", sentence)) == LATE_FIELDS - {"token_level_rewards"}
 
 
 def test_weights_follow_the_probability(shown, batches, ctx, token_mean) -> None:
