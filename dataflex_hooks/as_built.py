@@ -34,20 +34,32 @@ class AsBuilt:
 
 
 def effective(
-    defaults: Mapping[str, object], keywords: Mapping[str, object], offered: Mapping[str, object]
+    defaults: Mapping[str, object],
+    keywords: Mapping[str, object],
+    offered: Mapping[str, object],
+    kept: Mapping[str, object],
 ) -> dict[str, object]:
     """Return the parameters in force: as configured, else as the host gives them, else the default.
+
+    Where that is None, which often stands for a value that the constructor works out (as long as the longest response,
+    as many as there are rollouts), it is what the object keeps under the name, if that is a number or a word.
 
     Args:
         defaults: of every parameter, in order; None for one without.
         keywords: what was configured.
         offered: what the host gives to parameters that were not.
+        kept: attributes of the object that was built.
 
     Returns:
         Values by name; what is nothing (None, an empty text or collection) is left out.
     """
     given = {**defaults, **{name: value for name, value in offered.items() if name in defaults}, **keywords}
-    return {name: value for name, value in given.items() if not _is_nothing(value)}
+    made = {name: kept[name] for name, value in given.items() if value is None and _is_scalar(kept.get(name))}
+    return {name: value for name, value in {**given, **made}.items() if not _is_nothing(value)}
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (bool, int, float, str))
 
 
 def _is_nothing(value: object) -> bool:

@@ -88,7 +88,11 @@ def construct(
 
 
 def parameters_of(
-    factory: Callable[..., object], keywords: Mapping[str, object], host: Mapping[str, object], reserved: frozenset[str]
+    built: object,
+    factory: Callable[..., object],
+    keywords: Mapping[str, object],
+    host: Mapping[str, object],
+    reserved: frozenset[str] = frozenset(),
 ) -> dict[str, object]:
     """Return the parameters in force of what :func:`construct` built with the same arguments, by name.
 
@@ -96,7 +100,7 @@ def parameters_of(
     """
     hidden = reserved | ({"domains"} - keywords.keys())
     defaults = {name: value for name, value in Signature.of(factory).defaults.items() if name not in hidden}
-    return effective(defaults, keywords, host)
+    return effective(defaults, keywords, host, getattr(built, "__dict__", {}))
 
 
 def build_component(kind: str, setting: object, host: Mapping[str, object]) -> Component:
@@ -135,7 +139,7 @@ def build_component(kind: str, setting: object, host: Mapping[str, object]) -> C
         raise ConfigError(problems)
     component.name = str(name)
     cls = type(component)
-    parameters = parameters_of(cls, params or {}, host, _reserved(cls))
+    parameters = parameters_of(component, cls, params or {}, host, _reserved(cls))
     component.as_built = AsBuilt(discovery.path_of(cls), parameters, *discovery.distribution_of(cls.__module__))
     return component
 

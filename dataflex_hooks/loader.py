@@ -56,7 +56,7 @@ def build_plugin(
     except ConfigError as error:
         raised = [_from(loaded, problem, settings.path) for problem in error.under(settings.path)]
         raise ConfigError(raised) from error.__cause__
-    params = parameters_of(target, settings.keywords, taken, asked)
+    params = parameters_of(plugin, target, settings.keywords, taken, asked)
     return BuiltPlugin(plugin, settings, loaded.distribution, loaded.version, params)
 
 

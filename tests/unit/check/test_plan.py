@@ -169,6 +169,15 @@ def test_a_schedule_is_shown_with_its_shape_and_a_window_that_the_host_gives_wit
     assert f"{bounds}, window=20" in plan({"plugins": mix, "window": 20, "domains": ["math", "code"]})
 
 
+def test_a_value_that_a_constructor_works_out_is_shown():
+    def curve(**given) -> list[str]:
+        block = {"plugin": "reweight", "scorer": "group_solve_rate", "actuator": {"name": "curve", "params": given}}
+        return [line for line in plan({"plugins": {"curve": block}}, rollout_n=16) if "actuator" in line]
+
+    assert curve() == ["  actuator curve: history=10, bins=17"]
+    assert curve(bins=4) == ["  actuator curve: history=10, bins=4"]
+
+
 def test_parameters_of_a_plugin_without_components_are_its_own_and_long_lines_are_wrapped(distribution):
     source = """
         from dataflex_hooks import UpdateDecision, hookimpl
