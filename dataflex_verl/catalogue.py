@@ -225,7 +225,8 @@ SECTIONS: dict[str, tuple[Entry, ...]] = {
             "A package that cannot be imported",
             ("+dataflex.plugins.mine.plugin=not_installed_here:Plugin",),
             "Importing it raised the exception named; its own traceback follows the list of problems.",
-            "Install what is missing. `dataflex plugins` shows which packages load.",
+            "Install what is missing, or put the directory of your own file on `PYTHONPATH`. `dataflex plugins` shows "
+            "which packages load.",
         ),
     ),
 }

@@ -92,8 +92,8 @@ def assert_plugin_contract(
     try:
         declared = check.declared()
     except ConfigError as error:
-        found = "\n".join(str(problem) for problem in error.problems)
-        raise ContractError(check.name, {"registration": _indented(found)}) from error
+        refused = "\n".join(str(problem) for problem in error.problems)
+        raise ContractError(check.name, {"registration": _indented(refused)}) from error
     steps = make_steps(batches, prompts, contexts, domains, columns or {}, row_columns or {})
     _check_fields(declared, steps)
     found = check.find(steps)
