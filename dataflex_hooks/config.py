@@ -80,6 +80,7 @@ class DataFlexConfig:
         log_dir: folder of the log; None is ``decisions`` below ``trainer.default_local_dir``.
         shared: ``normalize``, ``domain_key``, ``domains``, ``window``, as far as given; go to every plugin that takes
             them.
+        usual: ``warmup_step``, ``on_error`` and ``slow_plugin_seconds`` of plugins that say nothing else.
     """
 
     plugins: tuple[PluginSettings, ...] = ()
@@ -94,6 +95,7 @@ class DataFlexConfig:
     log_decisions: Literal[False, True, "tokens"] = False
     log_dir: str | None = None
     shared: Mapping[str, object] = field(default_factory=dict)
+    usual: PluginSettings = PluginSettings("", "", "")
 
 
 def parse(dataflex: Mapping[str, Any] | DictConfig | None) -> DataFlexConfig:
@@ -166,6 +168,7 @@ class _Reader:
             log_decisions=self._log_decisions(block.get("log_decisions", False)),
             log_dir=self._log_dir(block.get("log_dir")),
             shared=self._shared(block),
+            usual=usual,
         )
         return config, self.problems
 

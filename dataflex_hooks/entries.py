@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -228,11 +228,11 @@ def loss_problems(entry: Entry, coefficients: LossCoefficients) -> list[Problem]
     return [Problem(setting, actuator or entry.built.settings.plugin, accepted, "or use loss_mode=vanilla")]
 
 
-def unconfigured(label: str, plugin: object, warmup_step: int) -> BuiltPlugin:
-    """Wrap a plugin object that a program made itself."""
+def unconfigured(label: str, plugin: object, usual: PluginSettings) -> BuiltPlugin:
+    """Wrap a plugin object that a program made itself; ``usual`` says from when it is called, and what if it fails."""
     cls = plugin if isinstance(plugin, type) else type(plugin)
     name = f"{cls.__module__}:{cls.__qualname__}"
-    return BuiltPlugin(plugin, PluginSettings(label, name, f"dataflex.plugins.{label}", warmup_step))
+    return BuiltPlugin(plugin, replace(usual, label=label, plugin=name, path=f"dataflex.plugins.{label}"))
 
 
 def _components(plugin: Any) -> dict[str, dict[str, Any]]:

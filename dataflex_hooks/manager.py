@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
@@ -60,7 +61,8 @@ class HookManager(RolloutCalls, DomainCalls):
             response_length: length limit of responses in tokens, as far as the host knows.
             facts: what else the host knows of the run, for plugins that ask for it: ``prompt_length``,
                 ``tokenizer_path``, ``rollout_log_probs``.
-            extra_plugins: plugin objects by label, called after the configured ones.
+            extra_plugins: plugin objects by label, called after the configured ones; the block's ``warmup_step``,
+                ``on_error`` and ``slow_plugin_seconds`` hold for them as for a configured plugin without its own.
 
         Raises:
             ConfigError: with every problem of the block, of the plugins' constructors and of their registration.
@@ -78,7 +80,7 @@ class HookManager(RolloutCalls, DomainCalls):
                 continue
             problems += group_problems(built, estimator, has_groups) + manager._admit(built)
         for label, plugin in (extra_plugins or {}).items():
-            built = unconfigured(label, plugin, warmup_step=0)
+            built = unconfigured(label, plugin, manager.config.usual)
             problems += group_problems(built, estimator, has_groups) + manager._admit(built)
         if "normalize" in manager.config.shared and "normalize" not in taken:
             given = manager.config.shared["normalize"]
@@ -87,13 +89,14 @@ class HookManager(RolloutCalls, DomainCalls):
             raise ConfigError(problems)
         return manager
 
-    def register(self, label: str, plugin: object, warmup_step: int = 0) -> None:
-        """Add a plugin object under a new label, called after those before it.
+    def register(self, label: str, plugin: object, warmup_step: int | None = None) -> None:
+        """Add a plugin object under a new label, called after those before it; None is the block's ``warmup_step``.
 
         Raises:
             ConfigError: with everything wrong with it.
         """
-        problems = self._admit(unconfigured(label, plugin, warmup_step))
+        usual = self.config.usual if warmup_step is None else replace(self.config.usual, warmup_step=warmup_step)
+        problems = self._admit(unconfigured(label, plugin, usual))
         if problems:
             raise ConfigError(problems)
 

@@ -34,14 +34,13 @@ def difference(step: Step, one: Outcome, variant: Step, other: Outcome, rtol: fl
         if found := _first(mine != theirs):
             return f"{what}: {_row(step, found[0])}: {bool(mine[found[0]])} and {bool(theirs[found[0]])}"
     tokens = token_index(variant.batch.offsets, rows)
-    if found := _first(~_close(one.weights, other.weights[tokens], rtol) & batch.response_mask):
-        row, place = int(batch.row_of_token[found[0]]), int(batch.position[found[0]])
-        numbers = f"{float(one.weights[found[0]]):g} and {float(other.weights[tokens][found[0]]):g}"
-        return f"weights: {_row(step, row)}, token {place}: {numbers}"
-    if one.rewards is not None and other.rewards is not None:
-        theirs = other.rewards[rows]
-        if found := _first(~_close(one.rewards, theirs, rtol)):
-            return f"rewards: {_row(step, found[0])}: {float(one.rewards[found[0]]):g} and {float(theirs[found[0]]):g}"
+    # A weight outside the response mask reaches nothing; a reward there is part of its row's.
+    if text := _tokens(step, "weights", one.weights, other.weights[tokens], rtol, batch.response_mask):
+        return text
+    if one.token_rewards is not None and other.token_rewards is not None:
+        everywhere = torch.ones_like(batch.response_mask)
+        if text := _tokens(step, "rewards", one.token_rewards, other.token_rewards[tokens], rtol, everywhere):
+            return text
     if one.skip_update != other.skip_update:
         return f"skip_update: {one.skip_update} and {other.skip_update}"
     if not np.isclose(one.update_scale, other.update_scale, rtol=rtol):
@@ -52,7 +51,8 @@ def difference(step: Step, one: Outcome, variant: Step, other: Outcome, rtol: fl
 def acts(step: Step, outcome: Outcome) -> bool:
     """Whether anything was decided that a run without the plugin would not do."""
     batch = step.batch
-    changed_rewards = outcome.rewards is not None and not torch.equal(outcome.rewards, batch.rewards)
+    rewards = outcome.token_rewards
+    changed_rewards = rewards is not None and bool((rewards != batch.values("rm_scores")).any())
     weighed = not bool((outcome.weights == batch.response_mask).all())
     refused = outcome.admitted is not None and not bool(outcome.admitted.all())
     told = outcome.priority is not None or outcome.proportions is not None
@@ -80,6 +80,14 @@ def why_nothing(steps: Sequence[Step], outcomes: Sequence[Outcome], label: str) 
 
 def _parts(decision: Any) -> str | None:
     return None if decision is None else ", ".join(sorted(given_parts(decision))) or "a decision without any part"
+
+
+def _tokens(step: Step, name: str, mine: Tensor, theirs: Tensor, rtol: float, counted: Tensor) -> str | None:
+    found = _first(~_close(mine, theirs, rtol) & counted)
+    if not found:
+        return None
+    row, place = int(step.batch.row_of_token[found[0]]), int(step.batch.position[found[0]])
+    return f"{name}: {_row(step, row)}, token {place}: {float(mine[found[0]]):g} and {float(theirs[found[0]]):g}"
 
 
 def _prompts(one: Outcome, other: Outcome, variant: Step, rtol: float) -> str | None:

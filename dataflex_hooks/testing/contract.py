@@ -77,7 +77,8 @@ def assert_plugin_contract(
         domains: of what is made up.
         columns: columns of the dataset that the plugin reads: values to draw from, one a prompt.
         row_columns: columns of which every row has its own: values to draw from.
-        config: a ``dataflex`` block with rules of the run.
+        config: a ``dataflex`` block with rules of the run; a failure counts as one whatever its ``on_error`` says, and
+            its ``warmup_step`` is left out.
         skip: properties that are not looked at.
         rtol: relative tolerance of weights, rewards, priorities and proportions.
 

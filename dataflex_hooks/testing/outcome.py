@@ -26,7 +26,8 @@ class Outcome:
         excluded: (bs,) bool, rows taken out of the KL and entropy terms too.
         weights: (T,) float32, factor on each token's policy gradient; 0 where masked, dropped, or not valid.
         row_weights: (bs,) float32, their means over each row's valid tokens; 0 without any.
-        rewards: (bs,) float32, after replacement; None where the batch has none.
+        rewards: (bs,) float32, after replacement and adjusting; None where the batch has none.
+        token_rewards: (T,), the same token by token: ``rewards`` are their sums.
         added: label and row, in the order in which a run adds them.
         update_scale: product of the plugins' scales; it is in ``weights`` already.
         skip_update: no optimizer step is made.
@@ -43,6 +44,7 @@ class Outcome:
     weights: Tensor
     row_weights: Tensor
     rewards: Tensor | None = None
+    token_rewards: Tensor | None = None
     added: tuple[tuple[str, AddedRow], ...] = ()
     update_scale: float = 1.0
     skip_update: bool = False

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dataflex_hooks.config import parse
 from dataflex_hooks.state import SavedPlugin
 from dataflex_hooks.state_values import Packed
 from dataflex_hooks.testing.running import HookRunner
@@ -21,7 +22,7 @@ class WatchedRunner(HookRunner):
     hooks: WatchingManager
 
     def __init__(self, plugins: object, config: Mapping[str, Any] | None) -> None:
-        super().__init__(plugins, config=config, manager=WatchingManager)
+        super().__init__(plugins, config=_looked_at_throughout(config), manager=WatchingManager)
 
     def resume(self, other: HookRunner, saved: Mapping[str, SavedPlugin], step: int) -> None:
         """Take up what another run saved, as the trainer does: domains are known before plugins get their state."""
@@ -30,6 +31,12 @@ class WatchedRunner(HookRunner):
             self.proportions = other.proportions
         self.hooks.load_state_dict(saved, step)
         self.last_step = step
+
+
+def _looked_at_throughout(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The block without what would keep a plugin from being called, or hide that it failed."""
+    parse(config)
+    return {name: value for name, value in (config or {}).items() if name not in ("warmup_step", "on_error")}
 
 
 def through_files(saved: Mapping[str, SavedPlugin]) -> dict[str, SavedPlugin]:

@@ -51,7 +51,8 @@ class HookRunner:
 
     Args:
         plugins: a plugin, or plugins by label, in call order.
-        config: a ``dataflex`` block, for its rules (``{"mask_scale": "kept"}``) or for plugins beside the given ones.
+        config: a ``dataflex`` block, for its rules (``{"mask_scale": "kept"}``) or for plugins beside the given ones;
+            its ``on_error``, ``warmup_step`` and ``slow_plugin_seconds`` hold for all of them.
         loss: coefficients under which weights are normalised: ``"token"`` (token-mean) or ``"sequence"``
             (seq-mean-token-mean), or what a loss really has.
         domains: names of the run's domains; None: those of the first batch or statistics.
@@ -175,6 +176,7 @@ class HookRunner:
         still = every[rows] if update.in_batch is None else update.in_batch
         weights = torch.zeros(batch.n_tokens, dtype=torch.float32)
         weights[token_index(batch.offsets, rows)] = update.weights * view.expand_rows(still).float()
+        has_rewards = "rm_scores" in batch.field_names
         outcome = Outcome(
             decisions={},
             in_batch=_spread(still, rows, batch.bs),
@@ -182,7 +184,8 @@ class HookRunner:
             excluded=_spread(torch.zeros_like(still) if update.excluded is None else update.excluded, rows, batch.bs),
             weights=weights,
             row_weights=batch.mean_over_tokens(weights),
-            rewards=batch.rewards if "rm_scores" in batch.field_names else None,
+            rewards=batch.rewards if has_rewards else None,
+            token_rewards=batch.values("rm_scores") if has_rewards else None,
             added=merged.add,
             update_scale=update.update_scale,
             skip_update=merged.skip_update or update.skip_update,

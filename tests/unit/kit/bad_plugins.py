@@ -332,6 +332,37 @@ class RewardsByLength:
         return df.RewardDecision(rewards=batch.rewards - batch.n_valid / 100, keep=batch.rewards > 0)
 
 
+class RewardsPerToken:
+    """Each row's reward on one of its tokens: the sums are the same, wherever that is."""
+
+    provides = {"rewards"}
+    requires = {"post_reward": ("rm_scores",)}
+
+    def place(self, batch):
+        raise NotImplementedError
+
+    @hookimpl
+    def post_reward(self, batch, ctx):
+        rewards = torch.zeros(batch.n_tokens)
+        rewards[batch.offsets[:-1] + self.place(batch) % batch.lengths] = batch.rewards
+        return df.RewardDecision(rewards=rewards)
+
+
+class RewardsOnATokenByPosition(RewardsPerToken):
+    def place(self, batch):
+        return torch.arange(batch.bs)
+
+
+class RewardsOnATokenByPadding(RewardsPerToken):
+    def place(self, batch):
+        return batch.batch["rm_scores"].shape[1] - batch.lengths
+
+
+class RewardsOnTheFirstToken(RewardsPerToken):
+    def place(self, batch):
+        return torch.zeros(batch.bs, dtype=torch.int64)
+
+
 class UndeclaredPart:
     provides = {"mask"}
 

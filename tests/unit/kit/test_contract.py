@@ -52,11 +52,15 @@ BROKEN = {
         bad.update(bad.with_ties_by_position),
         bad.ThatAdmitsTheFirst,
         bad.RewardsByPosition,
+        bad.RewardsOnATokenByPosition,
         bad.ShiftsByPosition,
         bad.DropsByPosition,
     ],
     "uids": [bad.weights(bad.by_uid)],
-    "padding": [bad.weights(bad.that_averages_over_padding), bad.weights(bad.that_sums_over_tools)],
+    "padding": [
+        *map(bad.weights, (bad.that_averages_over_padding, bad.that_sums_over_tools)),
+        bad.RewardsOnATokenByPadding,
+    ],
     "state": [
         *(bad.Remembers, bad.SavesHalf, bad.LoadsNothing, bad.SavesWhatCannotBeStored, bad.FailsToLoad),
         bad.MixesByAllSteps,
@@ -75,6 +79,7 @@ KEPT = [
     bad.RemembersAndSaves,
     bad.ByReward,
     bad.RewardsByLength,
+    bad.RewardsOnTheFirstToken,
     bad.ShiftsByLength,
     bad.MixesByAllStepsAndSaves,
 ]
@@ -289,3 +294,19 @@ def test_rules_of_a_run_are_applied():
     assert_plugin_contract(KeepsOneOfTwo, config={"mask_scale": "kept"})
     with pytest.raises(ContractError, match="registration: dataflex.mask_scale: got 'keep'"):
         assert_plugin_contract(KeepsOneOfTwo, config={"mask_scale": "keep"})
+
+
+def test_a_failure_is_found_whatever_the_block_says_of_failures():
+    config = {"on_error": "disable", "warmup_step": 100}
+    with pytest.raises(ContractError) as caught:
+        assert_plugin_contract(bad.weights(bad.that_raises), config=config)
+    assert caught.value.broken == ("decisions",)
+    assert_plugin_contract(KeepsOneOfTwo, config=config)
+    with pytest.raises(ContractError, match="registration: dataflex.on_error: got 'ignore'"):
+        assert_plugin_contract(KeepsOneOfTwo, config={"on_error": "ignore"})
+
+
+def test_rewards_on_other_tokens_are_said_with_row_token_and_values():
+    with pytest.raises(ContractError, match=r"rewards: row \d+ \(uid .*\), token \d+: ") as caught:
+        assert_plugin_contract(bad.RewardsOnATokenByPosition)
+    assert caught.value.broken == ("rows",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -217,3 +219,39 @@ def test_statistics_can_be_given():
     outcome = run_hooks(Best(), stats=make_stats(("a", "b"), reward=[0.9, 0.3]))
     assert np.allclose(outcome.proportions, [0.75, 0.25])
     assert outcome.kept.numel() == 0 and outcome.rewards is None
+
+
+class Fails:
+    @df.hookimpl
+    def post_advantage(self, batch, ctx):
+        raise OSError("no connection")
+
+
+def test_the_block_s_settings_of_calls_hold_for_plugins_given_directly():
+    block = {"on_error": "disable", "warmup_step": 3, "slow_plugin_seconds": 0.5}
+    runner = HookRunner({"bad": Fails(), "short": KeepShort()}, config=block)
+    told = [(row["on_error"], row["warmup_step"], row["slow_plugin_seconds"]) for row in runner.hooks.plan()]
+    assert told == [("disable", 3, 0.5)] * 2
+    assert runner.step(BATCH, ctx=make_context(2)).kept_rows == [0, 1, 2, 3, 4]
+    late = runner.step(BATCH, ctx=make_context(3))
+    assert late.kept_rows == [0, 1, 3] and runner.hooks.disabled == ("bad",)
+    assert late.metrics["dataflex/bad/disabled"] == 1 and late.metrics["dataflex/short/disabled"] == 0
+
+
+def test_without_a_block_plugins_given_directly_have_the_documented_defaults():
+    runner = HookRunner({"bad": Fails()})
+    (row,) = runner.hooks.plan()
+    assert (row["on_error"], row["warmup_step"], row["slow_plugin_seconds"]) == ("raise", 0, 30.0)
+    with pytest.raises(df.PluginError, match="no connection"):
+        runner.step(BATCH, ctx=make_context(1))
+
+
+def test_a_slow_plugin_given_directly_is_counted_under_the_block_s_limit():
+    class Sleeps:
+        @df.hookimpl
+        def post_advantage(self, batch, ctx):
+            time.sleep(0.02)
+
+    slow = "dataflex/plugin/slow_total"
+    assert run_hooks(Sleeps(), BATCH, config={"slow_plugin_seconds": 0.01}).metrics[slow] == 1
+    assert slow not in run_hooks(Sleeps(), BATCH, config={"slow_plugin_seconds": 10}).metrics
