@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ _AT_REWARD = frozenset({"rm_scores", "prompts", "responses", "extra_fields", ROW
 _AT_UPDATE = frozenset({"advantages"})
 _TOKENS = frozenset({"old_log_probs", "entropy"})
 _DOMAINS = (DOMAIN_COLUMN, "domain", "data_source")
+_log = logging.getLogger("dataflex_verl")
 
 
 def problems(hooks: HookManager) -> list[Problem]:
@@ -78,6 +81,26 @@ def open_log(config: DictConfig, hooks: HookManager, coefficients: LossCoefficie
         settings={"group_advantages": why_no_group_advantages(config) is None, "facts": run_facts(config)},
     )
     return RunLog(folder, hooks, facts)
+
+
+@contextmanager
+def written_to_the_end(log: RunLog | None) -> Iterator[None]:
+    """Leave only once every whole step is on the disk, however the training inside ends.
+
+    Raises:
+        OSError: the last step cannot be written; where training has failed anyway, that is logged instead.
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            if log is not None:
+                log.wait()
+        except Exception:
+            _log.exception("the decision log lacks its last step, which could not be written")
+        raise
+    if log is not None:
+        log.wait()
 
 
 class RunLog:
@@ -136,20 +159,14 @@ class RunLog:
         record.advantaged, record.decided = batch, merged
         record.skip_update, record.fill = skip_update, fill
 
-    def end_of_step(self, last: bool = False) -> None:
-        """Write the step, once that of the step before is on the disk.
-
-        Args:
-            last: wait until it is on the disk too.
-        """
+    def end_of_step(self) -> None:
+        """Write the step in the background, once that of the step before is on the disk."""
         self.wait()
         records, self._records = self._records, []
         if not records:
             return
         info = {} if self._mixing is None else self._mixing.described(self.hooks.scorer_means(records[-1].step))
         self._pending = self._pool.submit(self._write, records, info)
-        if last:
-            self.wait()
 
     def wait(self) -> None:
         """Wait until what was handed over is on the disk; raises what went wrong."""

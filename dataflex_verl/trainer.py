@@ -71,7 +71,11 @@ class DataFlexTrainer:
         if self.hooks.mixes:
             self.replay_buffer.watch(self.mixing.evicted, self.mixing.domains, self.mixing.sampler.trained)
 
-    # ---------------------------------------------------------------- verl's step
+    # ---------------------------------------------------------------- verl's loop and its step
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        with decision_log.written_to_the_end(self.log):
+            return super().fit(*args, **kwargs)
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
@@ -80,7 +84,7 @@ class DataFlexTrainer:
             self.hooks.calls.take_into(metrics)
             metrics.update(self.hooks.disabled_metrics())
         if self.log is not None:
-            self.log.end_of_step(last=self.global_steps >= self.total_training_steps)
+            self.log.end_of_step()
         # The same dict collects the rest of this step's metrics until the next step begins.
         self._last_metrics = metrics
         return batch

@@ -101,7 +101,8 @@ def run_logged(live, stored, block: dict[str, Any], loss: dict[str, Any], step: 
     trainer.log = open_log(config, hooks, check_loss(config, "weights"), ["a plan"])
     try:
         outcome = live.update(stored, block, loss=loss, step=step)
-        trainer.log.end_of_step(last=True)
+        trainer.log.end_of_step()
+        trainer.log.wait()
     finally:
         trainer.log = None
     return outcome

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,8 @@ from dataflex_hooks.decision_log.schema import FACTS_KEY, VERSION, Facts
 from dataflex_hooks.decision_log.writer import ROWS_PER_FILE, LogWriter
 from dataflex_hooks.whatif.steps import coded
 from dataflex_verl import presets
-from tests.unit.log.simulated import simulate
+from dataflex_verl.decision_log import written_to_the_end
+from tests.unit.log.simulated import next_step, simulate
 
 BLOCK = {"plugins": {**presets.block("difffilter")["plugins"], **presets.block("per")["plugins"]}}
 ROOT = Path(__file__).parents[3]
@@ -205,9 +208,9 @@ from pathlib import Path
 from tests.unit.log.test_log_files import BLOCK
 from tests.unit.log import simulated
 ended = simulated.RunLog.end_of_step
-def end_of_step(log, last=False):
+def end_of_step(log):
     step = log._records[-1].step
-    ended(log, last)
+    ended(log)
     print(step, flush=True)
 simulated.RunLog.end_of_step = end_of_step
 simulated.simulate(BLOCK, Path(sys.argv[1]), steps=10000)
@@ -254,3 +257,20 @@ def test_a_newer_version_is_refused(tmp_path: Path, monkeypatch) -> None:
     written(tmp_path, [1])
     with pytest.raises(files.LogError, match=f"of version {VERSION + 1}.*reads up to version {VERSION}"):
         DecisionLog.open(tmp_path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_step_is_a_file_when_a_run_ends_or_fails(tmp_path: Path, monkeypatch, fails: bool) -> None:
+    def late(self, step, tables, info):
+        time.sleep(0.2)
+        return write(self, step, tables, info)
+
+    write = LogWriter.write
+    run = simulate(BLOCK, tmp_path, steps=2)
+    monkeypatch.setattr(LogWriter, "write", late)
+    with contextlib.suppress(ZeroDivisionError), written_to_the_end(run.log):
+        next_step(run, 3)
+        assert list(read(run.folder)) == [1, 2]
+        if fails:
+            raise ZeroDivisionError
+    assert list(read(run.folder)) == [1, 2, 3]

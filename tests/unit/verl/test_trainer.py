@@ -6,6 +6,7 @@ mocks, and say which call reaches which.
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,12 +23,14 @@ from dataflex_hooks import (
     hookimpl,
 )
 from dataflex_hooks.batch import RolloutBatch
+from dataflex_hooks.decision_log.schema import Facts
 
 pytest.importorskip("verl", reason="needs verl: pip install 'dataflex-verl[local]'")
 
 from dataflex_verl import apply as apply_module  # noqa: E402
 from dataflex_verl import trainer as trainer_module  # noqa: E402
 from dataflex_verl.bridge import FetchedRows  # noqa: E402
+from dataflex_verl.decision_log import RunLog  # noqa: E402
 from dataflex_verl.trainer import DataFlexTrainer, plan_lines  # noqa: E402
 
 
@@ -68,6 +71,9 @@ def base(mocker):
             self.config = config
             self.trainer_mode = config.trainer.v1.trainer_mode
             self.global_steps, self.local_trigger_step = 1, 0
+
+        def fit(self, agent_loop_manager):
+            return calls.fit(agent_loop_manager)
 
         def step(self, metrics, timing_raw):
             metrics["step"] = 1.0
@@ -328,3 +334,75 @@ def test_the_plan_says_what_runs(make):
     assert "top = select reward_difficulty -> topk_fraction at post_advantage from step 0" in text
     assert "average 1 per sequence" in text
     assert plan_lines(make().hooks, LossCoefficients("token")) == ["DataFlex plan: no plugin; the run is verl's own"]
+
+
+class SlowDisk:
+    """In the place of what writes a step; ``error`` is raised instead."""
+
+    def __init__(self, mocker, error=None):
+        self.written, self.error = [], error
+        mocker.patch.object(RunLog, "_write", self.write)
+
+    def write(self, records, info):
+        time.sleep(0.2)
+        if self.error is not None:
+            raise self.error
+        self.written += records
+
+
+@pytest.fixture
+def training(make, base, tmp_path):
+    """A run with a log that hands over step 3, the last one before ``ends`` is called."""
+
+    def train(ends=lambda: "verl's own"):
+        trainer = make()
+        trainer.log = RunLog(tmp_path, trainer.hooks, Facts())
+
+        def steps(manager):
+            trainer.log._records.append("step 3")
+            trainer.log.end_of_step()
+            return ends()
+
+        base.calls.fit.side_effect = steps
+        return trainer.fit("agents")
+
+    return train
+
+
+def test_training_ends_when_the_last_step_of_the_log_is_on_the_disk(training, mocker):
+    disk = SlowDisk(mocker)
+    assert training(lambda: list(disk.written)) == []
+    assert disk.written == ["step 3"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyboardInterrupt()])
+def test_a_run_that_fails_has_its_last_whole_step_on_the_disk(training, mocker, error):
+    disk = SlowDisk(mocker)
+
+    def fails():
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        training(fails)
+    assert caught.value is error and disk.written == ["step 3"]
+
+
+def test_a_last_step_that_cannot_be_written_is_an_error_and_hides_no_other(training, mocker, caplog):
+    SlowDisk(mocker, OSError("disk full"))
+    with pytest.raises(OSError, match="disk full"):
+        training()
+    assert not caplog.records
+
+    def fails():
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        training(fails)
+    (record,) = caplog.records
+    assert "the decision log lacks its last step" in record.getMessage() and "disk full" in caplog.text
+
+
+def test_without_a_log_training_is_verls_own(make, base):
+    base.calls.fit.return_value = 5
+    assert make().fit("agents") == 5
+    base.calls.fit.assert_called_once_with("agents")
