@@ -14,7 +14,7 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import read
 from dataflex_hooks.domain_calls import DomainCalls
 from dataflex_hooks.entries import admit, group_problems, loss_problems, unconfigured
-from dataflex_hooks.errors import ConfigError, DecisionError, Origin, Problem
+from dataflex_hooks.errors import ConfigError, DecisionError, Problem
 from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
 from dataflex_hooks.rollout_calls import RolloutCalls
 from dataflex_hooks.state import Restored, SavedPlugin
@@ -116,10 +116,6 @@ class HookManager(RolloutCalls, DomainCalls):
         """Labels in call order."""
         return tuple(self._entries)
 
-    def origin(self, label: str, hook: str, step: int) -> Origin:
-        """Return what an error of the plugin under ``label`` says about where it happened; for the host."""
-        return self._entries[label].origin(hook, step)
-
     def plan(self) -> list[dict[str, Any]]:
         """Describe the plugins in call order, in plain values: what runs, from where, when, and what it may decide."""
         return [entry.describe() for entry in self._entries.values()]
@@ -150,7 +146,7 @@ class HookManager(RolloutCalls, DomainCalls):
         return [e.label for e in entries if any(name in stored_names(of) for of in e.declared.requires.values())]
 
     def refuse_missing(self, hook: str, step: int, missing: Iterable[str], stored: Iterable[str]) -> None:
-        """Say that declared fields are not in the batch; for the host, after it looked.
+        """Do what ``on_error`` says of plugins whose declared fields are not in the batch; for the host.
 
         Args:
             hook: the hook about to be called at ``step``.
@@ -158,14 +154,15 @@ class HookManager(RolloutCalls, DomainCalls):
             stored: names of everything that is there.
 
         Raises:
-            DecisionError: naming the first plugin that declared one of ``missing``.
+            DecisionError: naming the first plugin that declared one of ``missing``, and the field.
         """
         gone, there = set(missing), ", ".join(sorted(stored))
         for entry in self._called_at(hook, step):
             declared = stored_names(entry.declared.requires.get(hook, ()))
-            for name in sorted(declared & gone):
-                text = f"requires the batch field {name!r}, which is not there; the batch has {there}"
-                raise DecisionError(entry.origin(hook, step), text)
+            if lacks := sorted(declared & gone):
+                origin = entry.origin(hook, step)
+                text = f"requires the batch field {lacks[0]!r}, which is not there; the batch has {there}"
+                entry.disable_or_raise(origin, DecisionError(origin, text), self._disabled)
 
     def state_dict(self, step: int = 0) -> dict[str, SavedPlugin]:
         """Return every plugin as a checkpoint of ``step`` keeps it, with its state where it has any, by label.

@@ -197,7 +197,10 @@ def _resolve_values(
         values = values.to(torch.float64)
     # What stands at tool tokens was never meant for the loss and may be anything.
     looked_at = batch.response_mask if per_token and name == "weights" else None
-    for right, what in ((torch.isfinite(values), "NaN or infinite"), (values >= least, "negative")):
+    checks = [(torch.isfinite(values), "NaN or infinite"), (values >= least, "negative")]
+    if name == "rewards" and values.dtype == torch.float64:
+        checks.append((torch.isfinite(values.to(torch.float32)), "beyond float32"))
+    for right, what in checks:
         wrong = ~right if looked_at is None else ~right & looked_at
         count = int(wrong.sum())
         if count:

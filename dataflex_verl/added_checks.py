@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,34 +57,28 @@ class TokenRow:
 
 
 def resolve(
-    add: Iterable[tuple[str, AddedRow]],
-    limits: Limits,
-    tokenizer: Any,
-    groups: Collection[str],
-    origin_of: Callable[[str], Origin],
+    add: Iterable[AddedRow], origin: Origin, limits: Limits, tokenizer: Any, groups: Collection[str]
 ) -> list[TokenRow]:
-    """Check rows and bring them to token ids.
+    """Check the rows of one plugin and bring them to token ids.
 
     Text is tokenised as it stands: no chat template, no special tokens but those written in it, no end of sequence.
 
     Args:
-        add: label of the plugin and row, as merged.
+        add: rows.
+        origin: what an error says about the plugin.
         limits: of the run.
         tokenizer: the policy's.
         groups: uids of the step's groups, those that are about to be dropped among them.
-        origin_of: what an error says about a plugin, by its label.
 
     Raises:
         DecisionError: a row is unusable; names the plugin, the number of the row among the plugin's, and the value.
     """
     rows: list[TokenRow] = []
-    numbers: dict[str, int] = {}
-    for label, given in add:
-        number = numbers[label] = numbers.get(label, -1) + 1
+    for number, given in enumerate(add):
         try:
             rows.append(_resolve(given, limits, tokenizer, groups))
         except ValueError as error:
-            raise DecisionError(origin_of(label), f"add[{number}]: {error}") from None
+            raise DecisionError(origin, f"add[{number}]: {error}") from None
     return rows
 
 

@@ -14,9 +14,23 @@ own traceback is chained.
 the run goes on as if the plugin were not there: rewards are verl's own or what other plugins make of them, all
 candidate prompts are admitted, domains keep the proportions last in force. The metric `dataflex/<label>/disabled` is 1
 from then on. After resuming the plugin stays out; `dataflex.resume=fresh` brings it back, with all plugins starting
-afresh. This is for what goes wrong while the run goes on: in a hook, in what it returned, in `state_dict`. A failure at
-start (the constructor, `start`, `load_state_dict`), a batch changed in place, and decisions of several plugins that
-cannot be reconciled stop the run in any case.
+afresh. It is for what goes wrong while the run goes on and is one plugin's own:
+
+- an exception in a hook, in `observe`, `scorer_means` or `state_dict`;
+- a decision that cannot be used: another type, shape, value or part than is accepted, decisions per token that the loss
+  cannot follow, weights, scales or adjustments of rewards that leave the range of float32 on their own, added rows that
+  no batch can hold. Nothing of the plugin's decision in that hook is applied;
+- a field that it `requires` and the batch does not have.
+
+These stop the run in any case:
+
+- a failure at start: the constructor, `start`, `load_state_dict`, and every error of the configuration above;
+- a batch changed in place: other plugins read it too, and what it held before is gone;
+- decisions that go wrong only together, so that nobody is at fault: a product of weights and scales, or adjustments of
+  rewards, beyond float32; two plugins that drop rows and want advantages over different ones;
+- what the settings of the run rule out, whoever decides it: dropped or added rows under
+  `actor_rollout_ref.actor.shuffle` or `critic.shuffle`, `advantages="group"` with an estimator that has none, added
+  rows beside fields of the rollout that they cannot have, too few admitted prompts with `on_starved: error`.
 
 A call that takes longer than `slow_plugin_seconds` (30 by default; per plugin or under `dataflex`; null for no limit)
 is named in a WARNING, while it is still running; see [troubleshooting](troubleshooting.md).

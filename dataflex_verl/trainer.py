@@ -7,12 +7,13 @@ classes. It knows no strategy: it calls the hook manager and applies the merged 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, open_dict
 
-from dataflex_hooks import HookManager, LossCoefficients, MergedReward, StepContext
+from dataflex_hooks import AddedRow, HookManager, LossCoefficients, MergedReward, Origin, StepContext
 from dataflex_verl import added_checks, added_passes, added_rows, bridge, checkpoint, decision_log, drop, state_files
 from dataflex_verl.apply import StepState, apply_reward, apply_update, refuse_shuffle
 from dataflex_verl.compat import require
@@ -197,38 +198,42 @@ class DataFlexTrainer:
     def _post_reward(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         started = time.perf_counter()
         rows = self._fetch(batch, "post_reward")
-        merged = self.hooks.post_reward(rows.view, self._context())
+        checked: dict[str, list[added_checks.TokenRow]] = {}
+
+        def check_added(add: Sequence[AddedRow], origin: Origin) -> None:
+            limits = added_checks.Limits.of(self.config, self.tokenizer)
+            groups = set(rows.view.uid.tolist())
+            checked[origin.label] = added_checks.resolve(add, origin, limits, self.tokenizer, groups)
+
+        applied = self.hooks.config.apply
+        merged = self.hooks.post_reward(rows.view, self._context(), check_added if applied else None)
         metrics.update(merged.metrics)
         if self.mixing is not None:
-            replaced = merged.rewards if self.hooks.config.apply else None
+            replaced = merged.rewards if applied else None
             self.mixing.rewarded(rows.view if replaced is None else rows.view.with_token_field("rm_scores", replaced))
         if self.log is not None:
             self.log.rewarded(rows.view, merged, self._context())
-        if self.hooks.config.apply:
+        if applied:
             # What stays whole is counted again after advantages, where rewards may be in the batch and were not here.
             self._state.generated = merged.generated if merged.row_keep is not None else None
-            added = self._added_rows(merged, rows)
+            added = self._added_rows(merged, checked)
             batch, more = apply_reward(batch, rows, merged, self._state, self.config, added)
             metrics.update(more)
             batch = self._add(batch, added, metrics)
-        metrics["dataflex/applied"] = float(self.hooks.config.apply)
+        metrics["dataflex/applied"] = float(applied)
         metrics["dataflex/skip_update"] = float(merged.skip_update or self._state.skip_update)
         metrics["timing_s/dataflex"] = time.perf_counter() - started
         return batch
 
-    def _added_rows(self, merged: MergedReward, rows: bridge.FetchedRows) -> dict[str, added_checks.TokenRow]:
+    def _added_rows(
+        self, merged: MergedReward, checked: Mapping[str, list[added_checks.TokenRow]]
+    ) -> dict[str, added_checks.TokenRow]:
         if not merged.add:
             return {}
         refuse_shuffle(self.config)
-        step = self.global_steps
-        checked = added_checks.resolve(
-            merged.add,
-            added_checks.Limits.of(self.config, self.tokenizer),
-            self.tokenizer,
-            groups=set(rows.view.uid.tolist()),
-            origin_of=lambda label: self.hooks.origin(label, "post_reward", step),
-        )
-        return added_rows.keyed(checked, step, self.local_trigger_step)
+        labels = dict.fromkeys(label for label, _ in merged.add)
+        rows = [row for label in labels for row in checked[label]]
+        return added_rows.keyed(rows, self.global_steps, self.local_trigger_step)
 
     def _add(self, batch: KVBatchMeta, added: dict[str, added_checks.TokenRow], metrics: dict) -> KVBatchMeta:
         if not added:

@@ -6,6 +6,7 @@ import logging
 import pickle
 
 import pytest
+import torch
 
 import dataflex_hooks as dh
 from dataflex_hooks.testing import make_context, make_groups, make_prompts, make_stats
@@ -241,3 +242,161 @@ def test_on_error_takes_two_words(problems):
     ):
         text = next(text for text in problems(block) if "on_error" in text)
         assert "got 'ignore'; accepted: one of disable, raise" in text
+
+
+class Decides:
+    """Returns one decision at the hook of its type, in every step."""
+
+    requires = {"post_reward": ("rm_scores",)}
+
+    def __init__(self, decision, **declared):
+        self.decision = decision
+        self.hooks = ("post_reward" if isinstance(decision, dh.RewardDecision) else "post_advantage",)
+        self.__dict__.update(declared)
+        self.provides = dh.decisions.given_parts(decision)
+
+    @dh.hookimpl
+    def post_reward(self, batch):
+        return self.decision
+
+    @dh.hookimpl
+    def post_advantage(self, batch):
+        return self.decision
+
+
+def deciding(on_error, **decisions):
+    plugins = {label: Decides(decision) for label, decision in decisions.items()}
+    return dh.HookManager.from_config({"on_error": on_error}, estimator="grpo", has_groups=True, extra_plugins=plugins)
+
+
+GEO_MEAN = dh.LossCoefficients("sequence", per_token=False, source="loss_mode=geo_mean")
+HUGE = torch.full((2,), 1e39, dtype=torch.float64)
+FINE = dh.UpdateDecision(mask=torch.tensor([True, False]))
+AT_FAULT = {
+    "tokens under such a loss": (dh.UpdateDecision(weights=torch.ones(5)), GEO_MEAN, "decides per token"),
+    "weights": (dh.UpdateDecision(weights=HUGE, normalize="none"), TOKEN, "weights and scales of 'bad' overflows"),
+    "a scale": (dh.UpdateDecision(update_scale=1e300), TOKEN, "weights and scales of 'bad' overflows"),
+}
+
+
+@pytest.mark.parametrize("case", AT_FAULT)
+def test_an_update_decision_that_cannot_be_merged_on_its_own_is_its_plugins_failure(case, caplog):
+    decision, coefficients, text = AT_FAULT[case]
+    batch = make_groups([1, 0], lengths=[[2, 3]])
+    manager = deciding("disable", bad=decision, fine=FINE)
+    for step in (1, 2):
+        merged = manager.post_advantage(batch, make_context(step), coefficients)
+        assert merged.row_keep.tolist() == [True, False] and merged.weights.tolist() == [1, 1, 0, 0, 0]
+        assert [one.label for one in merged.decisions] == ["fine"]
+        assert merged.metrics["dataflex/bad/disabled"] == 1 and merged.metrics["dataflex/fine/disabled"] == 0
+    (record,) = caplog.records
+    assert "plugin 'bad' (no distribution) in post_advantage at step 1 failed" in record.getMessage()
+    assert text in caplog.text
+    with pytest.raises(dh.DecisionError, match=f"plugin 'bad' .* in post_advantage at step 1: .*{text}"):
+        deciding("raise", bad=decision, fine=FINE).post_advantage(batch, make_context(1), coefficients)
+
+
+def test_an_adjustment_out_of_range_on_its_own_is_its_plugins_failure(caplog):
+    bad = dh.RewardDecision(scale=HUGE, keep=torch.tensor([False, True]))
+    fine = dh.RewardDecision(shift=torch.tensor([1.0, 2.0]))
+    batch = make_groups([1, 0.5])
+    manager = deciding("disable", bad=bad, fine=fine)
+    for step in (1, 2):
+        merged = manager.post_reward(batch, make_context(step))
+        assert batch.with_token_field("rm_scores", merged.rewards).rewards.tolist() == [2.0, 2.5]
+        assert merged.row_keep is None and merged.metrics["dataflex/bad/disabled"] == 1
+    assert len(caplog.records) == 1 and "scales and shifts of 'bad' take rewards out of range" in caplog.text
+    with pytest.raises(dh.DecisionError, match="scales and shifts of 'bad' take rewards out of range"):
+        deciding("raise", bad=bad, fine=fine).post_reward(batch, make_context(1))
+
+
+def test_an_owner_whose_own_scale_is_out_of_range_leaves_verls_rewards():
+    bad = dh.RewardDecision(rewards=torch.full((2,), 5.0), scale=HUGE)
+    fine = dh.RewardDecision(shift=torch.tensor([1.0, 2.0]))
+    batch = make_groups([1, 0.5])
+    merged = deciding("disable", bad=bad, fine=fine).post_reward(batch, make_context(1))
+    assert batch.with_token_field("rm_scores", merged.rewards).rewards.tolist() == [2.0, 2.5] and merged.owner == ""
+    alone = deciding("disable", bad=bad).post_reward(batch, make_context(1))
+    assert alone.rewards is None
+
+
+def test_rewards_that_no_float32_can_hold_are_their_owners_failure():
+    bad = dh.RewardDecision(rewards=-HUGE)
+    manager = deciding("disable", bad=bad)
+    assert manager.post_reward(make_groups([1, 0]), make_context(1)).rewards is None and manager.disabled == ("bad",)
+    with pytest.raises(dh.DecisionError, match="rewards are beyond float32 at 2 of 2 responses, first in row 0"):
+        deciding("raise", bad=bad).post_reward(make_groups([1, 0]), make_context(1))
+
+
+def test_added_rows_that_the_host_cannot_use_are_their_plugins_failure(caplog):
+    def check(rows, origin):
+        for row in rows:
+            if row.response == "?":
+                raise dh.DecisionError(origin, "add[0]: no such word")
+
+    keep = torch.tensor([True, False])
+    bad = dh.RewardDecision(add=[dh.AddedRow("a", "?", 1.0)], keep=keep)
+    fine = dh.RewardDecision(add=[dh.AddedRow("a", "b", 1.0)])
+    manager = deciding("disable", bad=bad, fine=fine)
+    merged = manager.post_reward(make_groups([1, 0]), make_context(1), check)
+    assert [(label, row.response) for label, row in merged.add] == [("fine", "b")] and merged.row_keep is None
+    assert manager.disabled == ("bad",) and "no such word" in caplog.text
+    with pytest.raises(dh.DecisionError, match="plugin 'bad' .*no such word"):
+        deciding("raise", bad=bad, fine=fine).post_reward(make_groups([1, 0]), make_context(1), check)
+
+
+def test_a_declared_field_that_is_not_there_is_its_plugins_failure(caplog):
+    needs = {"post_advantage": ("advantages", "entropy", "values")}
+    plugins = {"bad": Decides(FINE, requires=needs), "fine": Decides(FINE, requires={})}
+    built = {}
+    for on_error in ("raise", "disable"):
+        built[on_error] = dh.HookManager.from_config(
+            {"on_error": on_error}, estimator="grpo", has_groups=True, extra_plugins=plugins
+        )
+    gone = ("post_advantage", STEP, {"entropy", "values"}, {"advantages"})
+    with pytest.raises(dh.DecisionError, match="requires the batch field 'entropy', which is not there"):
+        built["raise"].refuse_missing(*gone)
+    manager = built["disable"]
+    manager.refuse_missing("post_advantage", STEP, {"other"}, {"advantages"})
+    assert manager.disabled == ()
+    manager.refuse_missing(*gone)
+    assert manager.disabled == ("bad",) and len(caplog.records) == 1 and "'entropy'" in caplog.text
+    assert manager.required_fields("post_advantage", STEP) == {"rm_scores"}
+
+
+NOBODY = {
+    "a product of weights and scales": (
+        dh.UpdateDecision(weights=torch.full((2,), 1e30), normalize="none"),
+        dh.UpdateDecision(update_scale=1e30),
+        "product of weights and scales of 'a', 'b' overflows float32",
+    ),
+    "a sum of adjustments": (
+        dh.RewardDecision(scale=torch.full((2,), 1e30)),
+        dh.RewardDecision(scale=torch.full((2,), 1e30)),
+        "scales and shifts of 'a' and 'b' take rewards out of range",
+    ),
+    "two baselines": (
+        dh.RewardDecision(keep=torch.tensor([True, False]), advantages="kept"),
+        dh.RewardDecision(keep=torch.tensor([False, True]), advantages="group"),
+        "one batch has one baseline",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOBODY)
+@pytest.mark.parametrize("on_error", ["raise", "disable"])
+def test_what_is_no_single_plugins_fault_stops_the_run_in_any_case(case, on_error):
+    one, other, text = NOBODY[case]
+
+    def run(**decisions):
+        manager = deciding(on_error, **decisions)
+        if isinstance(one, dh.RewardDecision):
+            manager.post_reward(make_groups([1, 0]), make_context(1))
+        else:
+            manager.post_advantage(make_groups([1, 0]), make_context(1), TOKEN)
+        assert manager.disabled == ()
+
+    with pytest.raises(dh.DecisionError, match=text):
+        run(a=one, b=other)
+    run(a=one)
+    run(b=other)

@@ -31,7 +31,7 @@ FINE = AddedRow(prompt="ab", response=[2, 3], advantage=0.5)
 
 def resolved(*rows, limits=LIMITS):
     origin = Origin("demos", "post_reward", 7, "acme", "1.2")
-    return resolve([("demos", row) for row in rows], limits, Letters(), {"group"}, {"demos": origin}.__getitem__)
+    return resolve(rows, origin, limits, Letters(), {"group"})
 
 
 def test_text_and_token_ids_become_token_ids_with_an_advantage_each():
@@ -83,7 +83,6 @@ def test_log_probs_are_wanted_where_verl_takes_them_for_its_own_and_refused_wher
         resolved(with_log_probs, limits=without)
 
 
-def test_rows_are_numbered_by_plugin():
-    rows = [("a", FINE), ("b", FINE), ("b", replace(FINE, prompt=""))]
-    with pytest.raises(DecisionError, match=r"plugin 'b'.*add\[1\]: prompt is empty"):
-        resolve(rows, LIMITS, Letters(), set(), lambda label: Origin(label, "post_reward"))
+def test_an_error_has_the_number_of_the_row():
+    with pytest.raises(DecisionError, match=r"plugin 'demos'.*add\[1\]: prompt is empty"):
+        resolved(FINE, replace(FINE, prompt=""))

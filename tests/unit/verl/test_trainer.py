@@ -14,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from dataflex_hooks import (
+    AddedRow,
     ConfigError,
     DecisionError,
     HookManager,
@@ -27,6 +28,7 @@ from dataflex_hooks.decision_log.schema import Facts
 
 pytest.importorskip("verl", reason="needs verl: pip install 'dataflex-verl[local]'")
 
+from dataflex_verl import added_checks, added_rows  # noqa: E402
 from dataflex_verl import apply as apply_module  # noqa: E402
 from dataflex_verl import trainer as trainer_module  # noqa: E402
 from dataflex_verl.bridge import FetchedRows  # noqa: E402
@@ -257,6 +259,65 @@ def test_missing_fields_are_named_with_what_is_stored(make, bridge):
     bridge.stored_fields.return_value = ["responses", "rm_scores"]
     with pytest.raises(DecisionError, match="'p'.*post_advantage.*'advantages'.*responses, rm_scores"):
         make({"p": Plugin()})._compute_advantage(meta(), {})
+
+
+def test_a_field_that_is_not_there_takes_out_the_plugin_that_needs_it(make, bridge, caplog):
+    bridge.fetch.side_effect = lambda batch, fields, **kw: FetchedRows(
+        view(), ["a_0_0", "a_1_0"], frozenset({"values"} & fields), None
+    )
+    bridge.stored_fields.return_value = ("advantages", "rm_scores")
+    bad, fine = Plugin(), Plugin(UpdateDecision(mask=torch.tensor([True, False])))
+    bad.provides, bad.requires = {"mask"}, {"post_advantage": ("values",)}
+    trainer, metrics = make({"bad": bad, "fine": fine}, on_error="disable"), {}
+    for _ in range(2):
+        trainer._compute_advantage(meta(), metrics)
+    assert bad.contexts == [] and len(fine.contexts) == 2 and len(caplog.records) == 1
+    assert metrics["dataflex/bad/disabled"] == 1 and metrics["dataflex/kept_frac"] == 0.5
+    with pytest.raises(DecisionError, match="requires the batch field 'values', which is not there"):
+        make({"bad": bad, "fine": fine})._compute_advantage(meta(), {})
+
+
+class Adds:
+    provides = frozenset({"add"})
+
+    def __init__(self, response):
+        self.rows = [AddedRow("ab", response, 1.0)]
+
+    @hookimpl
+    def post_reward(self, batch, ctx):
+        return RewardDecision(add=self.rows)
+
+
+@pytest.fixture
+def adding(make, mocker):
+    """A trainer whose vocabulary has 26 letters, and the rows that it stored by key."""
+    limits = added_checks.Limits(prompt=4, response=3, vocabulary=26, log_probs=False, bypass=False)
+    mocker.patch.object(added_checks.Limits, "of", return_value=limits)
+    mocker.patch.object(trainer_module, "refuse_shuffle")
+    put = mocker.patch.object(added_rows, "put")
+
+    def build(objects, **block):
+        trainer = make(objects, **block)
+        trainer.tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [ord(c) - 97 for c in text])
+        return trainer, put
+
+    return build
+
+
+def test_added_rows_that_no_batch_can_hold_are_their_plugins_failure(adding, caplog):
+    batch, metrics = SimpleNamespace(keys=["a_0_0"]), {}
+    plugins = {"bad": Adds([1, 99]), "fine": Adds("xyz")}
+    trainer, put = adding(plugins, on_error="disable")
+    trainer._post_reward(batch, metrics)
+    (_, rows, _), _ = put.call_args
+    assert [row.response for row in rows.values()] == [[23, 24, 25]] and metrics["dataflex/added_rows"] == 1
+    assert trainer.hooks.disabled == ("bad",) and "add[0]: response holds token id 99" in caplog.text
+    with pytest.raises(DecisionError, match="plugin 'bad' .* in post_reward at step 1: add.0.: response holds token"):
+        adding(plugins)[0]._post_reward(batch, {})
+    shadow, put = adding(plugins, apply=False)
+    put.reset_mock()
+    assert shadow._post_reward(batch, {}) is batch
+    put.assert_not_called()
 
 
 def test_context_carries_the_step_and_the_last_steps_metrics(make):
