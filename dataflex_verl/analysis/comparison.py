@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dataflex_verl.analysis.alike import measured_alike, planned_alike
+from dataflex_verl.analysis.conditions import Conditions
 from dataflex_verl.analysis.outcomes import OVERALL, REWARD, RunOutcome, first_difference
 from dataflex_verl.analysis.statistics import (
     ALPHA,
@@ -70,6 +71,7 @@ class Comparison:
         arms: in the order given, the baseline first.
         runs: every run planned.
         notes: what holds for the comparison as a whole, in words.
+        conditions: how alike the runs were, apart from the strategy.
     """
 
     baseline: str
@@ -80,6 +82,12 @@ class Comparison:
     arms: tuple[ArmResult, ...]
     runs: tuple[RunOutcome, ...]
     notes: tuple[str, ...] = ()
+    conditions: Conditions = Conditions()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was not the same in all runs, or could not be looked at: a sentence each, without the full stop."""
+        return self.conditions.said(self.baseline)
 
     @property
     def main(self) -> str:
@@ -93,6 +101,7 @@ def compare_outcomes(
     rollouts: int | None = None,
     metric: str | None = None,
     alike: Iterable[tuple[str, str]] = (),
+    conditions: Conditions | None = None,
 ) -> Comparison:
     """Evaluate runs.
 
@@ -103,6 +112,7 @@ def compare_outcomes(
         rollouts: generated for training by every run.
         metric: the main outcome, where it is not validation.
         alike: pairs of arms with equal settings, whose runs therefore should be equal.
+        conditions: how alike the runs were, apart from the strategy.
 
     Raises:
         MissingLibrary: scipy is not installed.
@@ -130,6 +140,7 @@ def compare_outcomes(
         (first, *_adjusted(results, main)),
         tuple(runs),
         tuple(_notes(by_run, seeds, alike)),
+        conditions or Conditions(),
     )
 
 

@@ -16,7 +16,8 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
     ]
     arms = []
     for arm in comparison.arms:
-        arms.append({**asdict(arm), "verdict": verdict(comparison, arm)})
+        differs = [asdict(one) for one in comparison.conditions.differs.get(arm.name, ())]
+        arms.append({**asdict(arm), "differs": differs, "verdict": verdict(comparison, arm)})
     return {
         "baseline": comparison.baseline,
         "seeds": list(comparison.seeds),
@@ -27,4 +28,6 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
         "arms": arms,
         "runs": runs,
         "notes": list(comparison.notes),
+        "warnings": list(comparison.conditions.warnings),
+        "unchecked": list(comparison.conditions.unchecked),
     }

@@ -47,6 +47,8 @@ def _head(comparison: Comparison) -> Iterator[str]:
     yield "<h2>In words</h2>\n"
     yield paragraphs([verdict(comparison, arm) for arm in comparison.arms], "said")
     yield paragraphs([f"{note}." for note in comparison.notes], "said")
+    for warning in comparison.warnings:
+        yield f'<p class="finding warning">{escape(warning)}.</p>\n'
     for arm in comparison.arms:
         for gap in arm.gaps:
             yield f'<p class="finding warning"><b>{escape(arm.name)}</b>{escape(gap)}</p>\n'

@@ -29,6 +29,8 @@ def _lines(comparison: Comparison, versions: Mapping[str, str]) -> Iterator[str]
         yield f"- {verdict(comparison, arm)}"
     for note in comparison.notes:
         yield f"- {note}."
+    for warning in comparison.warnings:
+        yield f"- Warning: {warning}."
     yield ""
     yield from main_table(comparison)
     yield ""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
+from dataflex_verl.analysis.conditions import Conditions
 from dataflex_verl.analysis.extra import MissingLibrary, library
 from dataflex_verl.commands.compare_checks import CheckedJobs, check_jobs
 from dataflex_verl.commands.compare_design import Arm, Design, choose_arms, choose_seeds
 from dataflex_verl.commands.compare_jobs import Job, make_jobs, refuse_seeds, run_versions
-from dataflex_verl.commands.compare_output import show, write_results
+from dataflex_verl.commands.compare_output import show, warn, write_results
 from dataflex_verl.commands.compare_progress import CompareProgress
 from dataflex_verl.commands.compare_run import (
     FINISHED,
@@ -102,10 +103,17 @@ def collect(directory: Path, baseline: str | None, metric: str | None, as_json: 
     """Evaluate runs that were made elsewhere, from verl's own files, and write the results beside them.
 
     Returns:
-        0, or 2 when there is nothing to evaluate.
+        0, or 2 when there is nothing to evaluate, or runs without a plan say themselves that they cannot be compared.
     """
     from dataflex_verl.analysis.comparison import compare_outcomes
     from dataflex_verl.commands.compare_print import collect_outcomes, find_collected
+    from dataflex_verl.commands.compare_records import (
+        check_unplanned,
+        conditions_of,
+        read_record,
+        rollouts_recorded,
+        versions_of,
+    )
 
     try:
         for name in ("scipy", "plotly"):
@@ -113,7 +121,16 @@ def collect(directory: Path, baseline: str | None, metric: str | None, as_json: 
         directory = directory.expanduser().resolve()
         found = find_collected(directory, PLAN_FILE, baseline, metric)
         runs = collect_outcomes(directory, found)
-        comparison = compare_outcomes(runs, found.arms, found.steps, found.rollouts, found.metric, found.alike)
+        counted = [(run.arm, run.seed) for run in runs if run.state == "finished"]
+        records = {(arm, seed): read_record(directory / arm / f"seed-{seed}") for arm, seed in counted}
+        if not found.wanted:
+            check_unplanned(records)
+            known = {"rollouts": rollouts_recorded(records, found.steps), "versions": versions_of(records)}
+            found = replace(found, **known)
+        conditions = conditions_of(records, found.arms, found.wanted, found.differs)
+        comparison = compare_outcomes(
+            runs, found.arms, found.steps, found.rollouts, found.metric, found.alike, conditions
+        )
     except (BadOption, MissingLibrary) as error:
         typer.echo(f"dataflex: {error}", err=True)
         return REFUSED
@@ -160,7 +177,10 @@ def _prepare(design: Design, out: Path, cache: Path | None, console: Console) ->
         with console.status("making model and data of each seed, kept for the next time"):
             files = {seed: build_demo(cache or cache_directory(), seed) for seed in design.seeds}
     with console.status("checking every arm"):
-        return check_jobs(design, make_jobs(design, out, files))
+        checked = check_jobs(design, make_jobs(design, out, files))
+    if not console.quiet:
+        warn(Conditions(checked.differs).said(design.arms[0].name))
+    return checked
 
 
 def _run_all(design: Design, jobs: Sequence[Job], console: Console) -> list[Job]:
@@ -201,6 +221,7 @@ def _evaluate(design: Design, checked: CheckedJobs, out: Path) -> Comparison:
         checked.rollouts,
         design.metric,
         _alike(design.arms),
+        Conditions(checked.differs),
     )
 
 
@@ -215,5 +236,11 @@ def _alike(arms: Sequence[Arm]) -> list[tuple[str, str]]:
 
 def _write_plan(design: Design, checked: CheckedJobs, out: Path) -> None:
     """What was compared, for ``--collect`` and for readers."""
-    plan: dict[str, Any] = {**asdict(design), "rollouts": checked.rollouts, "versions": run_versions()}
+    differs = {arm: [asdict(one) for one in given] for arm, given in checked.differs.items()}
+    plan: dict[str, Any] = {
+        **asdict(design),
+        "rollouts": checked.rollouts,
+        "versions": run_versions(),
+        "differs": differs,
+    }
     (out / PLAN_FILE).write_text(json.dumps(plan, indent=1, default=str) + "\n", encoding="utf-8")

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataflex_verl.commands.compare_design import Design
-from dataflex_verl.commands.compare_jobs import SHORT, Job, refuse_unequal, rollouts_of
+from dataflex_verl.commands.compare_jobs import SHORT, Job, rollouts_of
+from dataflex_verl.commands.compare_settings import other_settings, refuse_unequal
 from dataflex_verl.commands.demo_plan import BadOption
 from dataflex_verl.commands.hydra_config import CommandLine
 
 if TYPE_CHECKING:
     from dataflex_hooks import HookManager
+    from dataflex_verl.analysis.conditions import SettingDifference
 
 _OURS = ("dataflex_hooks", "dataflex_verl")
 
@@ -28,10 +30,12 @@ class CheckedJobs:
     Attributes:
         jobs: with the code of the plugins among their inputs.
         rollouts: how many each of them generates for training; None where that depends on what is filtered out.
+        differs: by arm, what it has otherwise than the baseline outside ``dataflex``.
     """
 
     jobs: list[Job]
     rollouts: int | None
+    differs: Mapping[str, tuple[SettingDifference, ...]]
 
 
 def check_jobs(design: Design, jobs: Sequence[Job]) -> CheckedJobs:
@@ -63,7 +67,8 @@ def check_jobs(design: Design, jobs: Sequence[Job]) -> CheckedJobs:
         raise BadOption("\n".join(refused))
     refuse_unequal(configs)
     with_code = [replace(job, inputs={**job.inputs, **code[job.arm.name]}) for job in jobs]
-    return CheckedJobs(with_code, rollouts_of(configs[design.arms[0].name], design.steps))
+    rollouts = rollouts_of(configs[design.arms[0].name], design.steps)
+    return CheckedJobs(with_code, rollouts, other_settings(configs))
 
 
 def plugin_code(hooks: HookManager | None) -> dict[str, str]:

@@ -20,27 +20,6 @@ if TYPE_CHECKING:
 
     from dataflex_verl.demo.build import DemoFiles
 
-BUDGET = (
-    "data.train_batch_size",
-    "actor_rollout_ref.rollout.n",
-    "trainer.total_training_steps",
-    "algorithm.filter_groups.enable",
-)
-"""Settings that decide how many rollouts a run generates: equal in all arms."""
-
-VALIDATION = (
-    "data.val_files",
-    "data.val_max_samples",
-    "actor_rollout_ref.rollout.val_kwargs.n",
-    "actor_rollout_ref.rollout.val_kwargs.temperature",
-    "actor_rollout_ref.rollout.val_kwargs.do_sample",
-    "actor_rollout_ref.rollout.val_kwargs.top_p",
-    "actor_rollout_ref.rollout.val_kwargs.top_k",
-    "reward.custom_reward_function.path",
-    "actor_rollout_ref.model.path",
-)
-"""Settings that decide what is measured and where a run starts: equal in all arms."""
-
 SEEDS = ("data.seed", "actor_rollout_ref.rollout.seed")
 """Settings that pair the runs of a seed."""
 
@@ -164,28 +143,6 @@ def _content(path: Path) -> str:
     if status.st_size > _HASHED_BYTES:
         return f"{status.st_size} bytes of {status.st_mtime_ns}"
     return hashlib.sha256(path.read_bytes()).hexdigest()[:SHORT]
-
-
-def refuse_unequal(configs: Mapping[str, DictConfig]) -> None:
-    """Refuse arms that differ in their budget, in what they start from or in what they are measured by.
-
-    Args:
-        configs: composed configurations by arm, the baseline first, all of one seed.
-
-    Raises:
-        BadOption: naming the setting and both arms.
-    """
-    from omegaconf import OmegaConf
-
-    (first, base), *others = configs.items()
-    for setting in (*BUDGET, *VALIDATION):
-        wanted = OmegaConf.select(base, setting)
-        for name, config in others:
-            if (given := OmegaConf.select(config, setting)) != wanted:
-                kind = "generate the same number of rollouts" if setting in BUDGET else "be measured alike"
-                raise BadOption(
-                    f"--arm {name}: got {setting}={given}; accepted: {wanted}, as {first} has: arms have to {kind}"
-                )
 
 
 def refuse_seeds(design: Design) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import typer
@@ -26,12 +26,19 @@ def write_results(comparison: Comparison, out: Path, versions: Mapping[str, str]
     (out / PAGE).write_text(comparison_page(comparison, versions), encoding="utf-8")
 
 
+def warn(sentences: Iterable[str]) -> None:
+    """Print what makes a comparison less than it seems, a line each, beside the output."""
+    for sentence in sentences:
+        typer.echo(f"warning: {sentence}", err=True)
+
+
 def show(comparison: Comparison, out: Path, as_json: bool) -> None:
     """Print the sentences and the table, or the JSON."""
     if as_json:
         typer.echo((out / RESULTS).read_text(encoding="utf-8").rstrip())
         return
     typer.echo("\n".join(main_table(comparison)) + "\n")
+    warn(comparison.warnings)
     for arm in comparison.arms:
         typer.echo(verdict(comparison, arm))
     for arm in comparison.arms:

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from dataflex_verl.analysis.conditions import SettingDifference
 from dataflex_verl.analysis.outcomes import RunOutcome, failed_outcome, read_outcome
 from dataflex_verl.analysis.records import METRICS_FILE, UnreadableRun, read_run
 from dataflex_verl.commands.compare_design import Design, merged
@@ -46,7 +47,8 @@ def command(job: Job, local: bool) -> str:
 class Collected:
     """What ``--collect`` found: arms, the baseline first, seeds and steps, and where they come from.
 
-    ``wanted`` has by arm the overrides that the plan gives it; nothing without a plan.
+    ``wanted`` has by arm the overrides that the plan gives it; nothing without a plan. ``differs`` are by arm the other
+    settings outside ``dataflex``, None where the plan does not have them.
     """
 
     arms: tuple[str, ...]
@@ -57,6 +59,7 @@ class Collected:
     alike: tuple[tuple[str, str], ...]
     versions: dict[str, str]
     wanted: dict[str, tuple[str, ...]]
+    differs: dict[str, tuple[SettingDifference, ...]] | None = None
 
 
 def find_collected(directory: Path, plan_file: str, baseline: str | None, metric: str | None) -> Collected:
@@ -98,7 +101,9 @@ def find_collected(directory: Path, plan_file: str, baseline: str | None, metric
     ours = (*SEEDS, "trainer.resume_mode", "trainer.total_training_steps", "trainer.total_epochs")
     given = [text for text in common if override_key(text) not in ours]
     wanted = {arm: tuple(merged(given, added)) for arm, added in overrides.items()}
-    return Collected(tuple(arms), tuple(seeds), steps, rollouts, metric, tuple(alike), dict(versions), wanted)
+    noted = None if plan is None or first != plan["arms"][0]["name"] else plan.get("differs")
+    differs = None if noted is None else {arm: tuple(SettingDifference(**one) for one in noted[arm]) for arm in noted}
+    return Collected(tuple(arms), tuple(seeds), steps, rollouts, metric, tuple(alike), dict(versions), wanted, differs)
 
 
 def _last_step(folder: Path) -> int:

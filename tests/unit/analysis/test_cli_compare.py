@@ -305,6 +305,19 @@ def test_a_training_that_outlived_a_killed_comparison_keeps_its_folder(tmp_path:
         ("data.train_batch_size=24", "generate the same number of rollouts"),
         ("trainer.total_training_steps=9", "got trainer.total_training_steps=9"),
         ("actor_rollout_ref.rollout.val_kwargs.n=16", "be measured alike"),
+        ("data.val_max_samples=3", "got data.val_max_samples=3; accepted: -1, as none has: arms have to be measured"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_p=0.9", "got actor_rollout_ref.rollout.val_kwargs.top_p=0.9; acc"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_k=5", "accepted: -1, as none has: arms have to be measured alike"),
+        ("+actor_rollout_ref.rollout.val_kwargs.seed=5", "accepted: nothing of it, as none has: arms have to be meas"),
+        ("data.max_response_length=4", "got data.max_response_length=4; accepted: 6, as none has: arms have to be me"),
+        ("data.filter_overlong_prompts=True", "be measured alike"),
+        (
+            "+data.apply_chat_template_kwargs.enable_thinking=False",
+            "kwargs.enable_thinking=False; accepted: nothing of",
+        ),
+        ("reward.custom_reward_function.name=other", "accepted: compute_score, as none has: arms have to be measured"),
+        ("+reward.custom_reward_function.reward_kwargs.strict=True", "reward_kwargs.strict=True; accepted: nothing of"),
+        ("reward.reward_manager.name=dapo", "be measured alike"),
     ],
 )
 def test_an_arm_with_another_budget_or_measure_is_refused(
@@ -509,3 +522,226 @@ def test_the_reason_of_a_failure_is_the_last_error_in_the_log() -> None:
     assert reason_of(tail) == "ValueError: b"
     assert reason_of(["nothing of the kind"]) == "nothing of the kind"
     assert reason_of([]) == ""
+
+
+MINE = """\
+'+dataflex=[difffilter]'
+actor_rollout_ref.actor.optim.lr=0.002
+trainer.v1.trainer_mode=dataflex_colocate_async
++trainer.note=mine
+"""
+DIFFERS = [
+    {"setting": "actor_rollout_ref.actor.optim.lr", "value": "0.002", "baseline": "0.0005"},
+    {"setting": "trainer.note", "value": "mine", "baseline": "nothing"},
+    {"setting": "trainer.v1.trainer_mode", "value": "dataflex_colocate_async", "baseline": "sync"},
+]
+SAID = (
+    "mine differs from none outside dataflex too: actor_rollout_ref.actor.optim.lr=0.002 (none: 0.0005), "
+    "trainer.note=mine (none: nothing), trainer.v1.trainer_mode=dataflex_colocate_async (none: sync); "
+    "the difference is that of all of it together"
+)
+
+
+def test_an_arm_that_differs_in_more_than_its_strategy_says_so_everywhere(
+    run, dataflex: Dataflex, training: Training, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text(MINE)
+    done = run(arms=("none", "per", str(tmp_path / "mine.txt")), seeds="1")
+    assert done.exit_code == 0, done.output
+    # Before anything runs, and with the results.
+    assert done.stderr.count(f"warning: {SAID}") == 2
+    assert done.stderr.index(SAID) < done.stderr.index("1/3 none, seed 0: finished")
+    found = results(tmp_path)
+    assert [arm["differs"] for arm in found["arms"]] == [[], [], DIFFERS]
+    assert f"- Warning: {SAID}." in (tmp_path / "o" / "results.md").read_text()
+    assert f"{SAID}.</p>" in (tmp_path / "o" / "report.html").read_text()
+    # Gathered later too.
+    assert SAID in dataflex("compare", "--collect", str(tmp_path / "o")).stderr
+    assert results(tmp_path)["arms"] == found["arms"]
+
+
+def test_arms_of_strategies_alone_say_nothing_of_the_kind(run, dataflex: Dataflex, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("+dataflex=difffilter\n++dataflex.mask_scale=kept\n")
+    done = run("--", "trainer.v1.trainer_mode=colocate_async", arms=("none", "per", str(tmp_path / "mine.txt")))
+    assert done.exit_code == 0 and "warning" not in done.stderr
+    for path in ("results.md", "report.html"):
+        assert "outside dataflex" not in (tmp_path / "o" / path).read_text()
+    assert [arm["differs"] for arm in results(tmp_path)["arms"]] == [[], [], []]
+    done = dataflex("compare", "--collect", str(tmp_path / "o"))
+    assert done.exit_code == 0 and "warning" not in done.stderr
+    assert [arm["differs"] for arm in results(tmp_path)["arms"]] == [[], [], []]
+
+
+def test_a_plan_of_before_these_were_noted_has_them_in_its_overrides(
+    run, dataflex: Dataflex, training: Training, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text(MINE)
+    run(arms=("none", str(tmp_path / "mine.txt")), seeds="1")
+    path = tmp_path / "o" / "compare.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "differs"}))
+    assert dataflex("compare", "--collect", str(tmp_path / "o")).exit_code == 0
+    assert results(tmp_path)["arms"][1]["differs"] == DIFFERS
+
+
+@pytest.fixture
+def unplanned(run, dataflex: Dataflex, training: Training, tmp_path: Path) -> Callable[..., Result]:
+    """Runs of a comparison gathered without its plan, after ``change`` has changed a run's own record."""
+
+    def collect(change: Callable[[str, int, dict[str, Any]], None] = lambda arm, seed, record: None) -> Result:
+        assert run().exit_code == 0
+        (tmp_path / "o" / "compare.json").unlink()
+        for path in (tmp_path / "o").glob("*/seed-*/run.json"):
+            record = json.loads(path.read_text())
+            change(path.parts[-3], int(path.parts[-2][-1]), record)
+            path.write_text(json.dumps(record))
+        return dataflex("compare", "--collect", str(tmp_path / "o"))
+
+    return collect
+
+
+def test_runs_without_a_plan_are_comparable_by_their_own_records(unplanned, tmp_path: Path) -> None:
+    done = unplanned()
+    assert done.exit_code == 0 and "warning" not in done.stderr, done.output
+    found = results(tmp_path)
+    assert (found["warnings"], found["unchecked"], found["arms"][1]["differs"]) == ([], [], [])
+    assert found["rollouts"] == STEPS * 12 * 8 and found["versions"] == compare_run_versions()
+
+
+def replaced(record: dict[str, Any], setting: str, value: str) -> None:
+    record["overrides"] = merged(record["overrides"], [f"{setting}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [
+        (
+            "actor_rollout_ref.rollout.n",
+            "4",
+            "rollout.n is 8 in none (seed 0, 1) and 4 in difffilter (seed 0, 1); accepted: runs that generate the same",
+        ),
+        ("data.train_batch_size", "24", "data.train_batch_size is 12 in none (seed 0, 1) and 24 in difffilter"),
+        ("trainer.total_training_steps", "9", "trainer.total_training_steps is 6 in none"),
+        (
+            "actor_rollout_ref.rollout.val_kwargs.temperature",
+            "0.5",
+            "val_kwargs.temperature is 1.0 in none (seed 0) and 0.5 in difffilter (seed 0); accepted: runs that are",
+        ),
+        ("data.val_files", "other.parquet", "data.val_files is "),
+    ],
+)
+def test_runs_without_a_plan_of_unequal_budget_or_measure_are_refused(
+    unplanned, tmp_path: Path, setting: str, value: str, text: str
+) -> None:
+    def change(arm: str, seed: int, record: dict[str, Any]) -> None:
+        if arm == "difffilter":
+            replaced(record, setting, value)
+
+    done = unplanned(change)
+    assert done.exit_code == 2 and text in done.stderr
+
+
+def test_a_budget_or_measure_that_may_be_another_is_marked(unplanned, tmp_path: Path) -> None:
+    def change(arm: str, seed: int, record: dict[str, Any]) -> None:
+        if arm == "none":
+            record["overrides"] = [text for text in record["overrides"] if "rollout.n=" not in text]
+        if (arm, seed) == ("difffilter", 1):
+            replaced(record, "data.val_max_samples", "3")
+
+    done = unplanned(change)
+    text = (
+        "perhaps unequal budgets: actor_rollout_ref.rollout.n is verl's default in none (seed 0, 1) and 8 in difffilter"
+    )
+    assert done.exit_code == 0 and f"warning: {text}" in done.stderr
+    found = results(tmp_path)
+    assert found["rollouts"] is None and len(found["warnings"]) == 2 and text in found["warnings"][0]
+    text = "data.val_max_samples is verl's default in none (seed 1) and 3 in difffilter (seed 1)"
+    assert found["warnings"][1] == f"perhaps not measured alike: {text}"
+
+
+def test_other_versions_and_data_of_single_runs_are_marked_with_and_without_a_plan(
+    run, unplanned, dataflex: Dataflex, tmp_path: Path
+) -> None:
+    def change(arm: str, seed: int, record: dict[str, Any]) -> None:
+        if (arm, seed) == ("difffilter", 1):
+            record["versions"] |= {"verl": "0.9.0", "code": "abc"}
+            record["inputs"]["data.train_files:train.parquet"] = "def"
+
+    done = unplanned(change)
+    assert done.exit_code == 0
+    versions = compare_run_versions()
+    before = "none (seed 0, 1), difffilter (seed 0)"
+    said = [
+        f"other versions: this code is {versions['code']} in {before} and abc in difffilter (seed 1)",
+        f"other versions: verl is {versions['verl']} in {before} and 0.9.0 in difffilter (seed 1)",
+    ]
+    found = results(tmp_path)
+    assert found["warnings"][:2] == said and found["versions"] == {} and found["unchecked"] == []
+    assert found["warnings"][2].startswith("other data: contents of data.train_files:train.parquet is ")
+    assert found["warnings"][2].endswith(" in none (seed 1) and def in difffilter (seed 1)")
+    for text in found["warnings"]:
+        assert f"warning: {text}" in done.stderr
+        assert f"- Warning: {text}." in (tmp_path / "o" / "results.md").read_text()
+        assert text in (tmp_path / "o" / "report.html").read_text()
+    plan = {"arms": [{"name": arm, "overrides": [arm]} for arm in ("none", "difffilter")], "seeds": [0, 1]}
+    for path in (tmp_path / "o").glob("*/seed-*/run.json"):
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({**record, "overrides": [*record["overrides"], path.parts[-3]]}))
+    (tmp_path / "o" / "compare.json").write_text(json.dumps({**plan, "steps": STEPS}))
+    assert dataflex("compare", "--collect", str(tmp_path / "o")).exit_code == 0
+    assert results(tmp_path)["warnings"] == found["warnings"]
+
+
+def test_other_validation_data_under_the_same_name_is_refused(unplanned) -> None:
+    def change(arm: str, seed: int, record: dict[str, Any]) -> None:
+        if (arm, seed) == ("difffilter", 1):
+            record["inputs"]["data.val_files:val.parquet"] = "abc"
+
+    done = unplanned(change)
+    assert done.exit_code == 2 and "contents of data.val_files:val.parquet is " in done.stderr
+    assert "and abc in difffilter (seed 1); accepted: runs that are measured alike" in done.stderr
+
+
+def test_what_hand_made_runs_do_not_record_is_said(dataflex: Dataflex, tmp_path: Path) -> None:
+    write_fakes(tmp_path)
+    done = dataflex("compare", "--collect", str(tmp_path / "o"))
+    found = results(tmp_path)
+    text = (
+        "not recorded by any run, and so not checked to be equal: batch size, rollouts a prompt and validation, "
+        "versions of verl and of this package, the contents of training and validation data"
+    )
+    assert done.exit_code == 0 and found["unchecked"] == [text] and f"warning: {text}" in done.stderr
+    assert f"- Warning: {text}." in (tmp_path / "o" / "results.md").read_text()
+    assert f"{text}.</p>" in (tmp_path / "o" / "report.html").read_text()
+
+
+def test_hydra_s_own_record_and_our_plan_are_read_too(dataflex: Dataflex, tmp_path: Path) -> None:
+    write_fakes(tmp_path, seeds=1)
+    common = ["data.train_batch_size=12", "actor_rollout_ref.rollout.n=8"]
+    for arm, own in (("none", []), ("difffilter", ["+dataflex=difffilter", "actor_rollout_ref.actor.optim.lr=1"])):
+        folder = tmp_path / "o" / arm / "seed-0" / "outputs" / "2026-01-01" / "00-00-00" / ".hydra"
+        folder.mkdir(parents=True)
+        (folder / "overrides.yaml").write_text("".join(f"- {text}\n" for text in (*common, *own)))
+    assert dataflex("compare", "--collect", str(tmp_path / "o")).exit_code == 0
+    found = results(tmp_path)
+    assert found["rollouts"] == STEPS * 96
+    (differs,) = found["arms"][1]["differs"]
+    assert differs == {"setting": "actor_rollout_ref.actor.optim.lr", "value": "1", "baseline": "verl's default"}
+    assert len(found["unchecked"]) == 1 and "batch size" not in found["unchecked"][0]
+    # The other run's plan alone says enough to refuse it.
+    (folder / "overrides.yaml").write_text("{")
+    line = "DataFlex plan: verl settings that matter: algorithm.adv_estimator=grpo, actor_rollout_ref.rollout.n=4"
+    (tmp_path / "o" / "difffilter" / "seed-0" / "metrics.plan.json").write_text(json.dumps([line]))
+    done = dataflex("compare", "--collect", str(tmp_path / "o"))
+    assert done.exit_code == 2 and "rollout.n is 8 in none (seed 0) and 4 in difffilter (seed 0)" in done.stderr
+
+
+def test_printed_commands_record_nothing_of_themselves_and_that_is_said(
+    run, dataflex: Dataflex, tmp_path: Path
+) -> None:
+    run("--print")
+    write_fakes(tmp_path)
+    assert dataflex("compare", "--collect", str(tmp_path / "o")).exit_code == 0
+    (text,) = results(tmp_path)["unchecked"]
+    assert text.startswith(
+        "not recorded by any run, and so not checked to be equal: that they have the plan's settings"
+    )
