@@ -16,11 +16,14 @@ def demo() -> DemoFiles:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first: verl's placement groups have fixed names, and the live trainer keeps them to the end.
+    """Tests of the live trainer run in one process, so that there is one; in a single process, after whole runs.
 
-    With ``-n`` each worker has a Ray session and a live trainer of its own.
+    verl's placement groups have fixed names, and the live trainer keeps them to the end.
     """
     items.sort(key=lambda item: "live" in getattr(item, "fixturenames", ()))
+    for item in items:
+        if "live" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("live"))
 
 
 def base_overrides(demo: DemoFiles) -> list[str]:

@@ -52,6 +52,7 @@ def kept_share(rollouts: Path) -> float:
     return fmean(0.2 < fmean(s > 0.5 for s in group) < 0.8 for group in scores.values())
 
 
+@pytest.mark.nightly
 def test_train_local_runs_the_published_short_form(demo: DemoFiles, tmp_path: Path) -> None:
     # Paths relative to where the command is called, as its help shows.
     shutil.copytree(demo.model_dir.parent, tmp_path / "demo")

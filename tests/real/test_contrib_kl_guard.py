@@ -11,7 +11,7 @@ from dataflex_hooks import UpdateDecision
 from tests.real.plugins import Decide
 from tests.wheels import contrib_site
 
-pytestmark = [pytest.mark.real, pytest.mark.xdist_group("kl_guard")]  # the updates without a guard are made once
+pytestmark = pytest.mark.real
 
 UPDATES = 6
 METRIC = "actor/kl_loss"

@@ -110,6 +110,9 @@ def blocks(files: dict[str, Path]) -> list[str]:
     ]
 
 
+once = pytest.mark.xdist_group("contrib_together")  # one run serves all tests of it
+
+
 @pytest.fixture(scope="module")
 def together(ray_session, demo, files, contrib) -> tuple[Run, Updates]:
     updates = Updates(files["switch"])
@@ -127,6 +130,7 @@ def together(ray_session, demo, files, contrib) -> tuple[Run, Updates]:
     return train(compose_config(overrides(demo, *more)), updates.look), updates
 
 
+@once
 def test_the_plan_lists_each_with_its_distribution_and_version(together, contrib):
     run, _ = together
     plan = {row["label"]: row for row in run.trainer.hooks.plan()}
@@ -138,6 +142,7 @@ def test_the_plan_lists_each_with_its_distribution_and_version(together, contrib
     assert all(f"dataflex-{name.replace('_', '-')} {version('dataflex-example')}" in text for name in FROM_WHEELS)
 
 
+@once
 def test_only_the_best_of_each_group_are_left_with_the_expensive_reward_of_their_route(together, files):
     run, updates = together
     for step, metrics in enumerate(run.metrics, start=1):
@@ -152,6 +157,7 @@ def test_only_the_best_of_each_group_are_left_with_the_expensive_reward_of_their
         assert all(sum(row["uid"] == uid for row in rows) == K for uid in groups)
 
 
+@once
 def test_masks_weights_and_the_guards_factor_reach_each_row(together):
     run, updates = together
     for step, metrics in enumerate(run.metrics, start=1):
@@ -180,6 +186,7 @@ def test_masks_weights_and_the_guards_factor_reach_each_row(together):
     assert any(metrics["dataflex/band/kept_frac"] < 1 for metrics in run.metrics)
 
 
+@once
 def test_demonstrations_are_trained_on_in_every_step_and_past_successes_in_failed_groups(together):
     run, updates = together
     replayed_at = []
@@ -197,6 +204,7 @@ def test_demonstrations_are_trained_on_in_every_step_and_past_successes_in_faile
     assert replayed_at and min(replayed_at) >= 2
 
 
+@once
 def test_mixing_follows_the_rewards_that_apply(together):
     run, updates = together
     for metrics in run.metrics:

@@ -14,7 +14,7 @@ from tests.real.conftest import base_overrides
 from tests.real.harness import compose_config
 from tests.real.runs import train
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("equal_state")]  # one uninterrupted run serves both tests
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,6 @@ PUBLISHED = (
     ("mode", "steps"),
     [
         ("sync", 8),
-        ("fetch_size_1", 4),
-        ("filter_groups", 4),
         ("colocate_async", 4),
         pytest.param("sync", 30, marks=pytest.mark.nightly),
         pytest.param("fetch_size_1", 30, marks=pytest.mark.nightly),

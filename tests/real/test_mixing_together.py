@@ -27,6 +27,9 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield site
 
 
+once = pytest.mark.xdist_group("mixing_together")  # one run serves all tests of it
+
+
 @pytest.fixture(scope="module")
 def together(ray_session, demo, acme) -> tuple[Run, Prompts, Updates]:
     """Four steps in which rewards are scripted, low ones masked, and rollouts weighed by their advantage."""
@@ -56,6 +59,7 @@ def run_together(demo: Any, mode: str, steps: int) -> tuple[Run, Prompts, Update
     return train(compose_config(overrides(demo, *more)), look), prompts, updates
 
 
+@once
 def test_a_mixer_from_somebody_elses_wheel_steers_the_run(together, acme):
     run, prompts, _ = together
     mixer = run.trainer.hooks._entries["mix"].plugin.actuator
@@ -73,6 +77,7 @@ def test_a_mixer_from_somebody_elses_wheel_steers_the_run(together, acme):
     assert prompts.domains == prompts.sources and prompts.worst(NAMES) < len(NAMES)
 
 
+@once
 def test_select_masks_and_reweight_weighs_in_the_same_run(together):
     run, _, updates = together
     assert len(updates.steps) == 4
@@ -102,6 +107,7 @@ def masked_and_weighed(run: Run, updates: Updates) -> None:
         assert metrics["dataflex/band/kept_frac"] == pytest.approx(len(kept) / len(rows))
 
 
+@once
 def test_each_of_the_three_has_its_metrics(together):
     run, _, _ = together
     for metrics in run.metrics:

@@ -11,6 +11,8 @@ from dataflex_verl.catalogue import SECTIONS, lines, messages
 ENTRIES = [entry for entries in SECTIONS.values() for entry in entries]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "errors.md"
 
+pytestmark = pytest.mark.xdist_group("catalogue")  # all messages are made once
+
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, list[str]]:

@@ -1,11 +1,9 @@
-"""What the local backend changes in verl, and that nothing is changed without it."""
+"""What the local backend changes in verl; that nothing is changed without it: tests/unit/verl/test_fresh_process.py."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -13,57 +11,6 @@ import pytest
 
 from dataflex_verl.local import forkserver, patches
 from dataflex_verl.local.rollout import refuse_unmerged_lora
-
-LOOK = """
-import importlib, inspect, json, os, sys, warnings
-warnings.simplefilter("ignore")
-import verl.utils.distributed as distributed
-import verl.utils.model as model
-import verl.workers.rollout.base as base
-import verl.workers.rollout.replica as replica
-import verl.trainer.ppo.v1.replay_buffer as buffer
-import verl.trainer.ppo.v1.trainer_base as trainer
-import verl.workers.engine.fsdp.transformer_impl as engine
-import verl.experimental.agent_loop.agent_loop as loop
-import verl.models.transformers.monkey_patch as heads
-import verl.utils.tokenizer.tokenizer as tokenizer
-import verl.utils.tokenizer.continuous_token_wiring as wiring
-import verl.workers.rollout.llm_server as llm_server
-from verl.plugin.platform import PlatformRegistry
-print(json.dumps({
-    "gloo": not inspect.isfunction(distributed.initialize_global_process_group_ray),
-    "critic": model.load_valuehead_model.__module__.startswith("dataflex"),
-    "adapter": ("transformers", "async") in base._ROLLOUT_REGISTRY,
-    "replica": "transformers" in replica.RolloutReplicaRegistry._registry,
-    "polling": hasattr(buffer.ReplayBuffer.__init__, "__wrapped__"),
-    "sorting": hasattr(buffer.ReplayBuffer._materialize_batch, "__wrapped__"),
-    "counting": hasattr(trainer.PPOTrainer._fetch_one_gen_batch, "__wrapped__"),
-    "pinning": inspect.isfunction(engine.CPUOffloadPolicy),
-    "lora": engine.FSDPEngine._merged_lora_per_tensor_param.__module__.startswith("dataflex"),
-    "heads": hasattr(heads.apply_monkey_patch, "__wrapped__"),
-    "template": hasattr(tokenizer.set_pad_token_id, "__wrapped__"),
-    "model class": hasattr(model.get_hf_auto_model_class, "__wrapped__"),
-    "loop": not inspect.ismodule(loop.hydra),
-    "balancer": hasattr(llm_server.LLMServerClient._acquire_server, "__wrapped__"),
-    "notes": bool(wiring.logger.filters),
-    "platform": "cpu" in PlatformRegistry._platforms,
-    "engines": os.environ.get("VERL_ENGINE_DEVICE") == "cuda",
-    "local modules": any(name.startswith("dataflex_verl.local") for name in sys.modules),
-}))
-"""
-
-
-def look(**environment: str) -> subprocess.Popen[str]:
-    ours = ("VERL_", "TQ_", "OMP_", "DATAFLEX_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return subprocess.Popen(
-        [sys.executable, "-c", LOOK], env={**kept, **environment}, stdout=subprocess.PIPE, text=True
-    )
-
-
-def test_everything_is_installed_with_the_platform_and_nothing_without():
-    found = [json.loads(process.communicate()[0].splitlines()[-1]) for process in (look(VERL_PLATFORM="cpu"), look())]
-    assert [set(values.values()) for values in found] == [{True}, {False}]
 
 
 def test_a_variable_of_the_users_own_wins(monkeypatch):

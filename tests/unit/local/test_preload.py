@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
-from dataflex_verl.local.preload import EARLY_PRELOAD, Job
+from dataflex_verl.local.preload import Job
 
 
 @pytest.fixture
@@ -28,13 +26,3 @@ def test_worker_of_another_job_is_not_forked(job: Job, monkeypatch: pytest.Monke
     assert job.admits({"RAY_JOB_ID": "01"})
     assert job.admits({"RAY_JOB_ID": "01", "RANK": "1"})
     assert not job.admits({"RAY_JOB_ID": "02"})
-
-
-def test_early_preload_leaves_ray_unloaded() -> None:
-    program = (
-        "import importlib, sys\n"
-        f"for name in {EARLY_PRELOAD}: importlib.import_module(name)\n"
-        "print(sorted({'ray', 'verl'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"

@@ -58,10 +58,24 @@ def test_presets_stack_in_the_order_named_and_values_can_be_changed():
     assert "hydra" not in found.config
 
 
-def test_the_block_is_the_file(check_json):
-    for preset in all_presets()[0]:
-        assert compose(f"+dataflex={preset.name}").config.dataflex == preset.block()
-        assert check_json(*GOOD, f"+dataflex={preset.name}")["ok"]
+def test_the_block_is_the_file():
+    presets = all_presets()[0]
+    stacked = compose(f"+dataflex=[{','.join(preset.name for preset in presets)}]").config.dataflex
+    assert stacked == {
+        "plugins": {label: plugin for preset in presets for label, plugin in preset.block()["plugins"].items()}
+    }
+    assert all(set(preset.block()) == {"plugins"} for preset in presets)
+
+
+def test_every_preset_checks_clean(check_json):
+    """Those that select and weigh in one stack; each mixer beside it, since proportions have one owner."""
+    blocks = {preset.name: preset.block()["plugins"][preset.name] for preset in all_presets()[0]}
+    mixers = [name for name, plugin in blocks.items() if plugin["plugin"] == "mix"]
+    others = [name for name in blocks if name not in mixers]
+    assert len(mixers) > 1 and len(others) > 1
+    assert check_json(*GOOD, f"+dataflex=[{','.join(others)}]")["ok"]
+    for name in mixers:
+        assert check_json(*GOOD, f"+dataflex={name}")["ok"]
 
 
 def test_a_plain_block_brings_no_check():
