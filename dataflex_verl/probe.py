@@ -8,7 +8,7 @@ calls the real function on a few random rows and looks at the gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -57,7 +57,8 @@ def probe(config: DictConfig, apply_to: ApplyTo = "weights") -> ProbeResult:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         total = sum(_LENGTHS)
-        gradient = _gradient_function(config, apply_to)
+        actor = _policy_only(config)
+        gradient = _gradient_function(actor, apply_to)
         rows = torch.tensor(_LENGTHS)
 
         def field() -> torch.Tensor:
@@ -73,8 +74,8 @@ def probe(config: DictConfig, apply_to: ApplyTo = "weights") -> ProbeResult:
             per_token=all(_additive(gradient, field(), field()) for _ in range(_TRIALS)),
             per_response=all(_additive(gradient, row_field(), row_field()) for _ in range(_TRIALS)),
             ignored=bool(zero.norm() > _TOLERANCE * one.norm()),
-            coefficients=_coefficients(config, apply_to),
-            divides_by_rows=_divides_by_rows(config, apply_to, one),
+            coefficients=_coefficients(actor, apply_to),
+            divides_by_rows=_divides_by_rows(actor, apply_to, one),
         )
 
 
@@ -84,10 +85,10 @@ def _additive(gradient: Gradient, first: torch.Tensor, second: torch.Tensor) -> 
     return bool((whole - apart).norm() <= _TOLERANCE * whole.norm().clamp(min=1e-12))
 
 
-def _coefficients(config: DictConfig, apply_to: ApplyTo) -> Literal["token", "sequence"] | None:
+def _coefficients(actor: Any, apply_to: ApplyTo) -> Literal["token", "sequence"] | None:
     """The gradient on policy with equal advantages is, up to a constant, the coefficient of each token."""
     total = sum(_LENGTHS)
-    gradient = _gradient_function(config, apply_to, on_policy=True)(torch.ones(total, dtype=torch.float64)).abs()
+    gradient = _gradient_function(actor, apply_to, on_policy=True)(torch.ones(total, dtype=torch.float64)).abs()
     norm = gradient.sum()
     if not norm > 0:
         return None
@@ -100,23 +101,19 @@ def _coefficients(config: DictConfig, apply_to: ApplyTo) -> Literal["token", "se
     return None
 
 
-def _divides_by_rows(config: DictConfig, apply_to: ApplyTo, one: torch.Tensor) -> bool:
+def _divides_by_rows(actor: Any, apply_to: ApplyTo, one: torch.Tensor) -> bool:
     """Whether twice as many rows in the mini-batch, padding all of them, halve the gradient."""
     ones = torch.ones(sum(_LENGTHS), dtype=torch.float64)
     torch.manual_seed(_SEED)
-    halved = _gradient_function(config, apply_to, rows=2 * len(_LENGTHS))(ones)
+    halved = _gradient_function(actor, apply_to, rows=2 * len(_LENGTHS))(ones)
     return bool((2 * halved - one).norm() <= _TOLERANCE * one.norm())
 
 
-def _gradient_function(
-    config: DictConfig, apply_to: ApplyTo, on_policy: bool = False, rows: int = len(_LENGTHS)
-) -> Gradient:
+def _gradient_function(actor: Any, apply_to: ApplyTo, on_policy: bool = False, rows: int = len(_LENGTHS)) -> Gradient:
     """Gradient of verl's ``ppo_loss`` with respect to the response log-probabilities, as a function of the weights."""
     from verl.utils import tensordict_utils as tu
-    from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.utils.losses import ppo_loss
 
-    actor = omega_conf_to_dataclass(_policy_only(config))
     total, bs = sum(_LENGTHS), len(_LENGTHS)
     lengths = torch.tensor(_LENGTHS)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -158,11 +155,13 @@ def _gradient_function(
     return gradient
 
 
-def _policy_only(config: DictConfig) -> DictConfig:
-    """The actor configuration with KL and entropy off; they do not depend on the weights."""
+def _policy_only(config: DictConfig) -> Any:
+    """verl's actor configuration with KL and entropy off; they do not depend on the weights."""
+    from verl.utils.config import omega_conf_to_dataclass
+
     actor = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.actor, resolve=True))
     with open_dict(actor):
         actor.use_kl_loss = False
         actor.entropy_coeff = 0.0
         actor.calculate_entropy = False
-    return actor
+    return omega_conf_to_dataclass(actor)

@@ -15,17 +15,20 @@ from typer.testing import CliRunner
 
 from dataflex_verl.cli import app
 
+PARSED: dict[str, Any] = {}
+"""By text of the file."""
+
 
 @pytest.fixture(autouse=True, scope="module")
 def parsed_once() -> Iterator[None]:
     """verl's configuration is two dozen files, which take longer to parse than everything else that is checked."""
-    load, seen = OmegaConf.load, {}
+    load = OmegaConf.load
 
     def cached(file: Any) -> Any:
         text = file.read()
-        if text not in seen:
-            seen[text] = OmegaConf.create(text)
-        return copy.deepcopy(seen[text])
+        if text not in PARSED:
+            PARSED[text] = OmegaConf.create(text)
+        return copy.deepcopy(PARSED[text])
 
     patch = pytest.MonkeyPatch()
     patch.setattr(OmegaConf, "load", cached)
