@@ -17,17 +17,22 @@ NIGHTLY = ROOT / "tests" / "nightly_results.json"
 
 
 def outcomes(report: Path) -> dict[str, str]:
-    """Outcome by test, as ``tests/path.py::name`` without parameters; the worst of a test's cases counts."""
+    """Outcome by test, as ``tests/path.py::name`` without parameters and group; the worst of a test's cases counts."""
     worst: dict[str, str] = {}
     order = {"passed": 0, "skipped": 1, "failed": 2}
     for case in ElementTree.parse(report).iter("testcase"):
         path = case.get("classname", "").replace(".", "/") + ".py"
-        name = f"{path}::{case.get('name', '').split('[')[0]}"
+        name = f"{path}::{bare(case.get('name', ''))}"
         kinds = {child.tag for child in case}
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
         if order[outcome] >= order[worst.get(name, "passed")]:
             worst[name] = outcome
     return worst
+
+
+def bare(name: str) -> str:
+    """A test's name without its parameters and the group that xdist ran it in."""
+    return name.split("[")[0].split("@")[0]
 
 
 def nightly_outcomes() -> dict[str, tuple[str, str]]:
@@ -37,7 +42,7 @@ def nightly_outcomes() -> dict[str, tuple[str, str]]:
     results = json.loads(NIGHTLY.read_text())
     worst: dict[str, tuple[str, str]] = {}
     for test, result in results["tests"].items():
-        name = test.split("[")[0]
+        name = bare(test)
         if worst.get(name, ("", ""))[0] != "failed":
             worst[name] = (result["outcome"], result.get("commit", results["commit"]))
     return {name: (outcome, shown(commit)) for name, (outcome, commit) in worst.items()}
