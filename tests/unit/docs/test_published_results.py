@@ -45,7 +45,7 @@ def test_the_page_quotes_the_results(found, section):
     assert "ends at {:.3f}, {:.3f} and {:.3f};".format(*ends) in section
     detectable = {name: against["difference"]["detectable"] for name, against in arms.items() if name != "static"}
     low, high = (end(detectable, key=detectable.__getitem__) for end in (min, max))
-    assert f"between {detectable[low]:.3f} (`{low}`) and {detectable[high]:.3f} (`{high}`)" in section
+    assert f"a difference of {detectable[low]:.3f} (`{low}`) to {detectable[high]:.3f} (`{high}`)." in section
     assert arms["static"]["differences"] == [0.0] * 3
 
 
@@ -57,4 +57,4 @@ def test_the_page_counts_the_intervals_that_leave_out_zero(found, section):
     ]
     outside = [(arm, outcome) for arm, outcome, d in differences if d["low"] * d["high"] > 0]
     ((arm, outcome),) = outside
-    assert f"One of {len(differences)} intervals by outcome leaves out 0**: `{arm}` in {outcome};" in section
+    assert f"One of {len(differences)} intervals by outcome leaves out 0**: `{arm}` in {outcome}." in section
