@@ -23,9 +23,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from dataflex_hooks import HookManager
+from dataflex_hooks import HookManager, LossCoefficients
 from dataflex_verl.local.forkserver import py_executable
 from dataflex_verl.local.settings import local_overrides
+from dataflex_verl.losses import ApplyTo
 from dataflex_verl.probe import check_loss
 from dataflex_verl.startup import run_facts
 
@@ -68,9 +69,8 @@ class StoredBatch:
         return StoredBatch(keys, [self.tags[i] for i in positions], fields)
 
     def put(self, partition_id: str = "train") -> KVBatchMeta:
-        tq.kv_batch_put(
-            keys=self.keys, partition_id=partition_id, fields=self.fields.clone(), tags=copy.deepcopy(self.tags)
-        )
+        fields = TensorDict(dict(self.fields.items()), batch_size=self.fields.batch_size)
+        tq.kv_batch_put(keys=self.keys, partition_id=partition_id, fields=fields, tags=copy.deepcopy(self.tags))
         return KVBatchMeta(partition_id=partition_id, keys=list(self.keys), tags=copy.deepcopy(self.tags))
 
 
@@ -139,6 +139,7 @@ class LiveTrainer:
         self.has_critic, self.has_reference = self.trainer.use_critic, self.trainer.use_reference_policy
         self.trainer.use_critic = self.trainer.use_reference_policy = False
         self._loss: dict[str, Any] = {}
+        self._coefficients: dict[tuple[str, str], LossCoefficients] = {}
 
     def collect(self) -> StoredBatch:
         """Generate one training batch through verl's own path and keep its rows."""
@@ -206,7 +207,7 @@ class LiveTrainer:
                     extra_plugins=plugins,
                 )
                 if trainer.hooks.labels:
-                    trainer.coefficients = check_loss(self.config, trainer.hooks.config.apply_to)
+                    trainer.coefficients = self._check_loss(trainer.hooks.config.apply_to)
             trainer.global_steps = step
             trainer.replay_buffer = StoredBuffer(stored)
             metrics: dict[str, Any] = {}
@@ -254,6 +255,13 @@ class LiveTrainer:
             finally:
                 for key, value in before.items():
                     OmegaConf.update(self.config, key, value, force_add=True)
+
+    def _check_loss(self, apply_to: ApplyTo) -> LossCoefficients:
+        """verl's loss is asked once for each of its settings, as a run asks it once."""
+        settings = f"{self.config.actor_rollout_ref.actor} {self.config.algorithm}", apply_to
+        if settings not in self._coefficients:
+            self._coefficients[settings] = check_loss(self.config, apply_to)
+        return self._coefficients[settings]
 
     def _set_loss(self) -> None:
         from verl.utils.config import omega_conf_to_dataclass
