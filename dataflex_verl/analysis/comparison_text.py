@@ -21,7 +21,8 @@ def _lines(comparison: Comparison, versions: Mapping[str, str]) -> Iterator[str]
     budget = f"{comparison.steps} steps"
     if comparison.rollouts is not None:
         budget += f", {comparison.rollouts:,} generated rollouts"
-    yield f"# {len(comparison.arms)} arms against {comparison.baseline}"
+    others = len(comparison.arms) - 1
+    yield f"# {others} {'arm' if others == 1 else 'arms'} against {comparison.baseline}"
     yield ""
     yield f"Every run: {budget}. Seeds: {seeds}. Main outcome: {comparison.main}, after the last step."
     yield ""

@@ -60,7 +60,8 @@ def test_seconds_tokens_and_rollouts_are_reported(write_run: Write, tmp_path: Pa
     write_all(write_run, ["none", "per"], [0])
     found = evaluate(tmp_path, ["none", "per"], [0], rollouts=96)
     assert (found.runs[0].tokens, found.runs[0].step_seconds) == (400.0, 8.0)
-    assert "96 generated rollouts" in markdown(found, {"verl": "0.9.1"})
+    text = markdown(found, {"verl": "0.9.1"})
+    assert text.startswith("# 1 arm against none\n") and "96 generated rollouts" in text
 
 
 def test_an_effect_lost_in_noise_is_said_to_be_none_with_what_could_be_detected(
@@ -95,6 +96,7 @@ def test_what_several_arms_can_detect_is_up_to_the_adjusted_test(write_run: Writ
     # What was measured and not called an effect is not called detectable either.
     assert abs(against.difference.mean) < against.difference.detectable
     assert "topk ends as high as none" in topk and "| topk | 2 of 2 | 0.500 | 0.000 ±" in markdown(found, {})
+    assert markdown(found, {}).startswith("# 3 arms against none\n")
 
 
 def test_small_figures_keep_a_digit(write_run: Write, tmp_path: Path) -> None:
