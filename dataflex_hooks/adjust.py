@@ -81,4 +81,8 @@ def _metrics(decisions: Sequence[ResolvedReward], change: Tensor, batch: Rollout
 
 def _mean(row_values: Tensor, batch: RolloutBatch) -> float:
     """Mean over sessions, of the output that verl takes a session's reward from; rounded once."""
-    return math.fsum(row_values[batch.is_final].tolist()) / max(1, batch.n_sessions)
+    values, count = row_values[batch.is_final].tolist(), max(1, batch.n_sessions)
+    try:
+        return math.fsum(values) / count
+    except OverflowError:
+        return math.fsum(value / count for value in values)

@@ -121,7 +121,7 @@ def _tokens(
         try:
             tokens = [int(token) for token in given]
             exact = all(int(token) == token for token in given)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             exact = False
         if not exact:
             raise ValueError(f"{part} is {given!r}; accepted: text, or token ids as integers")
@@ -140,10 +140,13 @@ def _numbers(part: str, given: Any, length: int) -> list[float]:
         given = given.tolist()
     try:
         values = [float(value) for value in given] if hasattr(given, "__len__") else [float(given)] * length
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{part} is {given!r}; accepted: numbers") from None
     if len(values) != length:
         raise ValueError(f"{part} has {len(values)} values; accepted: {length}, one for every response token")
     if not all(math.isfinite(value) for value in values):
         raise ValueError(f"{part} holds NaN or an infinity; accepted: finite numbers")
+    for value in values:
+        if abs(value) > torch.finfo(torch.float32).max:
+            raise ValueError(f"{part} holds {value!r}, beyond float32; accepted: finite numbers that it can hold")
     return values

@@ -400,3 +400,13 @@ def test_what_is_no_single_plugins_fault_stops_the_run_in_any_case(case, on_erro
         run(a=one, b=other)
     run(a=one)
     run(b=other)
+
+
+def test_scales_too_large_to_add_up_are_judged_by_the_rewards_they_make():
+    big = dh.RewardDecision(scale=torch.full((2,), 1e308, dtype=torch.float64))
+    batch = make_groups([0, 0])
+    merged = deciding("raise", big=big).post_reward(batch, make_context(1))
+    assert batch.with_token_field("rm_scores", merged.rewards).rewards.tolist() == [0, 0]
+    assert merged.metrics["dataflex/big/reward_scale"] == pytest.approx(1e308)
+    with pytest.raises(dh.DecisionError, match="scales and shifts of 'big' and 'two' take rewards out of range"):
+        deciding("disable", big=big, two=big).post_reward(batch, make_context(1))
