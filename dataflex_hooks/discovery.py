@@ -7,6 +7,7 @@ does not use it.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from os.path import commonprefix
@@ -106,7 +107,8 @@ def _release(version: str) -> tuple[int, ...]:
 def distribution_of(module: str) -> tuple[str | None, str | None]:
     """Return name and version of the plugin package that a module belongs to, twice None where it is in none.
 
-    Judged by the entry points of our group: of packages that share a namespace, the one with most in common.
+    Judged by the entry points of our group: of packages that share a namespace, the one with most in common, and more
+    than the namespace.
     """
     parts = module.split(".")
     if parts[0] in _OURS:
@@ -116,9 +118,16 @@ def distribution_of(module: str) -> tuple[str | None, str | None]:
         return len(commonprefix([parts, point.module.split(".")]))
 
     best = max(entry_points(group=GROUP), key=common, default=None)
-    if best is None or best.dist is None or not common(best):
+    if best is None or best.dist is None or common(best) <= _namespaces(parts):
         return None, None
     return best.dist.name, best.dist.version
+
+
+def _namespaces(parts: list[str]) -> int:
+    """How many of a module's outer packages are namespaces, which several distributions may fill."""
+    outer = [sys.modules.get(".".join(parts[:depth])) for depth in range(1, len(parts))]
+    own = (depth for depth, package in enumerate(outer) if getattr(package, "__file__", None) is not None)
+    return next(own, len(outer))
 
 
 def path_of(cls: type) -> str:

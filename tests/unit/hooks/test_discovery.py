@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
 
 from dataflex_hooks import ConfigError, HookManager
+from dataflex_hooks.discovery import distribution_of
 
 PLUGIN = """
     from dataflex_hooks import UpdateDecision, hookimpl
@@ -174,3 +176,23 @@ def test_two_owners_are_named_with_their_distributions(distribution, problems):
 def test_a_builtin_type_is_refused_like_any_other_class_without_hooks(problems):
     (text,) = problems({"plugins": {"x": {"plugin": "builtins:dict"}}})
     assert "accepted: a plugin" in text
+
+
+def test_a_module_belongs_to_a_package_with_more_in_common_than_a_shared_namespace(tmp_path, monkeypatch, distribution):
+    distribution("acme-plugins", {"keep": "acme_space.plugins:Keep"}, {})
+    for package in ("plugins", "research"):
+        (tmp_path / "acme_space" / package).mkdir(parents=True)
+        (tmp_path / "acme_space" / package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("acme_space.plugins", "acme_space.research"):
+        importlib.import_module(name)
+    assert distribution_of("acme_space.plugins.parts") == ("acme-plugins", "1.2.3")
+    assert distribution_of("acme_space.research") == (None, None)
+    # In a package of its own, all of it is the distribution's.
+    distribution("acme-whole", {"whole": "acme_whole.plugin:Keep"}, {})
+    (tmp_path / "acme_whole").mkdir()
+    (tmp_path / "acme_whole" / "__init__.py").write_text("")
+    importlib.import_module("acme_whole")
+    assert distribution_of("acme_whole.scorers") == ("acme-whole", "1.2.3")
+    for name in ("acme_space.plugins", "acme_space.research", "acme_space", "acme_whole"):
+        del sys.modules[name]
