@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from inspect import getattr_static
+from pathlib import PurePath
 from typing import Any
+
+import numpy as np
+import torch
+
+HIDDEN = "***"
+"""What the plan has in the place of a secret."""
+_SECRET = re.compile(
+    r"(^|_)(api_?key|(access|private|secret)_key|secret|password|passwd|credentials?|authorization"
+    r"|(access|api|auth|bearer|hf)_token)$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,7 @@ def effective(
 
 
 def _is_scalar(value: object) -> bool:
-    return isinstance(value, (bool, int, float, str))
+    return isinstance(value, (bool, int, float, str, np.generic))
 
 
 def _is_nothing(value: object) -> bool:
@@ -67,17 +82,32 @@ def _is_nothing(value: object) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in the types of YAML: numbers that are not finite as its words, other objects as their type."""
+    """Return a value in the types of YAML: numbers that are not finite as its words, other objects as their type.
+
+    What stands under a name of secrets, such as ``api_key`` or ``password``, is :data:`HIDDEN`: the plan is logged.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Enum):
+        return plain(value.value)
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {key if isinstance(key, (int, str)) else str(key): plain(entry) for key, entry in value.items()}
+        names = {key: key if isinstance(key, (int, str)) else str(key) for key in value}
+        return {name: _shown(name, value[key]) for key, name in names.items()}
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in value]
     if isinstance(value, (set, frozenset)):
         return sorted((plain(entry) for entry in value), key=str)
+    if isinstance(value, (PurePath, torch.dtype, torch.device)):
+        return str(value)
     # An address in memory differs from run to run.
-    cls = value if hasattr(value, "__qualname__") else type(value)
-    return f"{cls.__module__}.{cls.__qualname__}"
+    cls = type(value) if getattr_static(value, "__qualname__", None) is None else value
+    return f"{cls.__module__ or 'builtins'}.{cls.__qualname__}"
+
+
+def _shown(name: int | str, value: Any) -> Any:
+    hides = value is not None and isinstance(name, str) and _SECRET.search(name)
+    return HIDDEN if hides else plain(value)

@@ -199,6 +199,62 @@ def test_parameters_of_a_plugin_without_components_are_its_own_and_long_lines_ar
     ]
 
 
+def test_values_of_other_libraries_are_shown_as_the_values_they_are(distribution):
+    source = """
+        import enum, pathlib
+        import numpy as np, torch
+        from dataflex_hooks import UpdateDecision, hookimpl
+
+        class Mode(enum.Enum):
+            FAST = "fast"
+
+        class Named:
+            def __getattr__(self, name):
+                return 5
+
+        class Parts:
+            def __init__(self, low=np.float32(0.5), top=np.int64(3), on=np.bool_(True), worst=np.float64("-inf"),
+                         mode=Mode.FAST, file=pathlib.Path("a/b"), dtype=torch.float32, put=[].append,
+                         odd=Named(), bins=None):
+                self.bins = np.int64(7)
+
+            @hookimpl
+            def post_advantage(self, batch, ctx):
+                return None
+    """
+    distribution("acme-parts", {"parts": "acme_plan_parts:Parts"}, {"acme_plan_parts": source})
+    assert below("parts") == [
+        "  parameters: low=0.5, top=3, on=true, worst=-.inf, mode=fast, file=a/b, dtype=torch.float32,",
+        "    put=builtins.list.append, odd=acme_plan_parts.Named, bins=7",
+    ]
+
+
+def test_secrets_are_hidden_in_the_plan_whoever_gave_them(distribution, monkeypatch):
+    source = """
+        import os
+        from dataflex_hooks import UpdateDecision, hookimpl
+
+        class Judge:
+            def __init__(self, client, api_key=None, domain_key="domain", token="</think>", **more):
+                self.api_key = api_key or os.environ["ACME_JUDGE"]
+
+            @hookimpl
+            def post_advantage(self, batch, ctx):
+                return None
+    """
+    monkeypatch.setenv("ACME_JUDGE", "sk-1")
+    distribution("acme-judge", {"judge": "acme_plan_judge:Judge"}, {"acme_plan_judge": source})
+    client = {"url": "http://judge", "HF_TOKEN": "sk-2", "password": "sk-3", "client_secret": None}
+    for given in ({}, {"api_key": "sk-4"}):
+        block = {"plugins": {"judge": {"client": client, **given}}}
+        manager = HookManager.from_config(block, estimator="grpo", has_groups=True)
+        assert "sk-" not in json.dumps(manager.plan()) and "sk-" not in "".join(plan_lines(manager, TOKEN))
+    assert below("judge", client=client) == [
+        '  parameters: client={url: http://judge, HF_TOKEN: "***", password: "***", client_secret: null},',
+        '    api_key="***", domain_key=domain, token="</think>"',
+    ]
+
+
 def test_a_component_of_another_package_than_its_plugin_is_credited_to_it(registry, distribution):
     source = """
         from dataflex_hooks import Scorer, register_scorer, register_selector
