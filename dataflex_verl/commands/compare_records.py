@@ -15,6 +15,7 @@ from dataflex_verl.commands.compare_settings import (
     BUDGET,
     VALIDATION,
     VERLS,
+    canonical,
     other_overrides,
     values_of,
 )
@@ -53,10 +54,11 @@ def read_record(folder: Path) -> RunRecord:
     """Read what ``dataflex compare`` noted as it started the run, else what Hydra or our trainer left there."""
     started = read_json(folder / STARTED) or {}
     overrides = started.get("overrides", _of_hydra(folder))
+    versions, inputs = (_object(started.get(name)) for name in ("versions", "inputs"))
     if not isinstance(overrides, list):
-        return RunRecord(settings=_of_plan(folder), versions=started.get("versions"), inputs=started.get("inputs"))
+        return RunRecord(settings=_of_plan(folder), versions=versions, inputs=inputs)
     given = tuple(str(text) for text in overrides)
-    return RunRecord(given, values_of(given), started.get("versions"), started.get("inputs"))
+    return RunRecord(given, values_of(given), versions, inputs)
 
 
 def check_unplanned(records: Mapping[Run, RunRecord]) -> None:
@@ -68,7 +70,7 @@ def check_unplanned(records: Mapping[Run, RunRecord]) -> None:
     for is_budget, name, values in _unlike_settings(records):
         # verl's default may be just what others have written out: that is warned of.
         explicit = {run: value for run, value in values.items() if value != VERLS}
-        if len(set(explicit.values())) > 1:
+        if _are_several(explicit.values()):
             alike = "generate the same number of rollouts" if is_budget else "are measured alike"
             raise BadOption(f"--collect: {_spread(name, explicit)}; accepted: runs that {alike}")
     for name, values in _unlike_inputs(records, VALIDATION):
@@ -114,7 +116,7 @@ def rollouts_recorded(records: Mapping[Run, RunRecord], steps: int) -> int | Non
     ((batch, rollouts, filtered),) = found
     if batch is None or rollouts is None or filtered not in (VERLS, "False", "false"):
         return None
-    return steps * int(batch) * int(rollouts) if batch.isdigit() and rollouts.isdigit() else None
+    return steps * int(batch) * int(rollouts) if batch.isdecimal() and rollouts.isdecimal() else None
 
 
 def _unlike_settings(records: Mapping[Run, RunRecord]) -> Iterator[tuple[bool, str, dict[Run, str]]]:
@@ -129,8 +131,12 @@ def _unlike_settings(records: Mapping[Run, RunRecord]) -> Iterator[tuple[bool, s
 
 def _several(records: Mapping[Run, RunRecord], name: str) -> Iterator[dict[Run, str]]:
     values = {run: value for run, record in records.items() if (value := record.value(name)) is not None}
-    if len(set(values.values())) > 1:
+    if _are_several(values.values()):
         yield values
+
+
+def _are_several(values: Iterable[str]) -> bool:
+    return len({canonical(value) for value in values}) > 1
 
 
 def _is_in(settings: Sequence[str], name: str) -> bool:
@@ -159,12 +165,17 @@ def _unlike_inputs(records: Mapping[Run, RunRecord], settings: Sequence[str]) ->
 def _other_settings(
     records: Mapping[Run, RunRecord], baseline: str, arm: str, planned: Mapping[str, Sequence[str]]
 ) -> tuple[SettingDifference, ...]:
+    pairs = []
     for of_seed in _by_seed(records):
         found = {run[0]: record.overrides for run, record in of_seed.items()}
         base, given = found.get(baseline), found.get(arm)
         if base is not None and given is not None:
-            return other_overrides(base, given)
-    return other_overrides(planned.get(baseline, ()), planned.get(arm, ()))
+            pairs.append((base, given))
+    pairs = pairs or [(tuple(planned.get(baseline, ())), tuple(planned.get(arm, ())))]
+    different: dict[str, SettingDifference] = {}
+    for base, given in reversed(pairs):
+        different |= {one.setting: one for one in other_overrides(base, given)}
+    return tuple(different[setting] for setting in sorted(different))
 
 
 def _unchecked(records: Mapping[Run, RunRecord], planned: bool) -> Iterator[str]:
@@ -200,6 +211,10 @@ def _named(runs: Iterable[Run]) -> str:
     for arm, seed in runs:
         seeds.setdefault(arm, []).append(str(seed))
     return ", ".join(f"{arm} (seed {', '.join(found)})" for arm, found in seeds.items())
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
 
 
 def _of_hydra(folder: Path) -> Any:

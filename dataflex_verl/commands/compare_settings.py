@@ -93,7 +93,8 @@ def other_overrides(base: Sequence[str], given: Sequence[str]) -> tuple[SettingD
         override_key(text): NOTHING if text.startswith("+") and text[:2] != "++" else VERLS for text in (*base, *given)
     }
     one, other = ({**settings, **values_of(overrides)} for overrides in (base, given))
-    return tuple(_outside_ours(_differences(one, other)))
+    found = _outside_ours(_differences(one, other))
+    return tuple(one for one in found if canonical(one.value) != canonical(one.baseline))
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
@@ -102,6 +103,30 @@ def values_of(overrides: Sequence[str]) -> dict[str, str]:
         override_key(text): NOTHING if text.startswith("~") else text.partition("=")[2].strip("'\"")
         for text in overrides
     }
+
+
+def canonical(text: str) -> str:
+    """The value of an override in one spelling: ``True`` is ``true``, ``1`` is ``1.0``, ``[a,b]`` is ``['a', b]``."""
+    # It comes with Hydra, and is wanted only where runs are gathered.
+    import yaml
+
+    try:
+        return repr(_spelt(yaml.safe_load(text)) if text else text)
+    except (yaml.YAMLError, ValueError):
+        return repr(text)
+
+
+def _spelt(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_spelt(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _spelt(entry) for key, entry in value.items()}
+    try:
+        # YAML takes 1e-3 for text.
+        number = float(value) if isinstance(value, (str, float)) else value
+    except ValueError:
+        return value
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 def _outside_ours(differences: Iterator[SettingDifference]) -> Iterator[SettingDifference]:
