@@ -149,7 +149,8 @@ class HookRunner:
         if self.hooks.mixes and not self.domains:
             self._start(tuple(sorted({str(name) for name in batch.column(DOMAIN_COLUMN)})))
         sums = DomainSums(self.domains) if self.hooks.mixes else None
-        view = self._view(batch, "post_reward", ctx, frozenset(set(batch.field_names) - _LATE))
+        there = frozenset(set(batch.field_names) - _LATE)
+        view = self._view(batch, "post_reward", ctx, there, counts=sums is not None)
         merged = self.hooks.post_reward(view, ctx)
         rewarded = batch if merged.rewards is None else _with_rewards(batch, merged.rewards, ctx)
         if sums is not None:
@@ -167,7 +168,7 @@ class HookRunner:
         left = batch if merged.row_keep is None else take_rows(batch, rows)
         if merged.row_keep is not None and merged.advantages == "kept" and _recomputes(left, ctx):
             left = left.with_token_field("advantages", _over_kept(batch, merged.row_keep, left))
-        view = self._view(left, "post_advantage", ctx, frozenset(batch.field_names))
+        view = self._view(left, "post_advantage", ctx, frozenset(batch.field_names), counts=sums is not None)
         generated = merged.generated if merged.row_keep is not None else None
         update = self.hooks.post_advantage(view, ctx, self.loss, generated)
         if sums is not None:
@@ -215,13 +216,17 @@ class HookRunner:
     def _told(self, error: ConfigError) -> ConfigError:
         return error if self._lone is None else by_author(error, self._lone)
 
-    def _view(self, batch: RolloutBatch, hook: str, ctx: StepContext, there: frozenset[str]) -> RolloutBatch:
-        if not self.hooks.mixes and not self.hooks.active(hook, ctx.step):
+    def _view(
+        self, batch: RolloutBatch, hook: str, ctx: StepContext, there: frozenset[str], counts: bool
+    ) -> RolloutBatch:
+        """The fields that are declared, and with ``counts`` those that statistics by domain take."""
+        # A mixer that fails leaves, and the step is counted to its end.
+        if not counts and not self.hooks.active(hook, ctx.step):
             return batch
         wanted = self.hooks.required_fields(hook, ctx.step)
         if missing := wanted - there:
             self.hooks.refuse_missing(hook, ctx.step, missing, there)
-        if self.hooks.mixes:
+        if counts:
             counted = "rm_scores" if hook == "post_reward" else "advantages"
             wanted |= self.hooks.observed_fields(hook) | {counted, DOMAIN_COLUMN}
         return only_fields(batch, wanted | ALWAYS)

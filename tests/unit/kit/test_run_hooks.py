@@ -238,6 +238,32 @@ def test_the_block_s_settings_of_calls_hold_for_plugins_given_directly():
     assert late.metrics["dataflex/bad/disabled"] == 1 and late.metrics["dataflex/short/disabled"] == 0
 
 
+@pytest.mark.parametrize("needs", ["rm_scores", "values"])
+def test_a_mixer_that_fails_within_a_step_leaves_the_rest_of_it_to_the_others(needs):
+    class Mix:
+        provides, requires, observes = {"proportions"}, {"post_reward": (needs,)}, "post_reward"
+
+        @df.hookimpl
+        def post_reward(self, batch):
+            return None
+
+        @df.hookimpl
+        def on_domain_stats(self, stats):
+            return df.DomainDecision(proportions=torch.tensor([0.5, 0.5]))
+
+        def observe(self, batch, ctx):
+            raise OSError("no connection")
+
+    runner = HookRunner({"mix": Mix(), "short": KeepShort()}, domains=("x", "y"), config={"on_error": "disable"})
+    batch = make_groups([1, 0, 1], [0, 1], lengths=[[3, 5, 2], [6, 4]], domains=["x", "y"])
+    for _ in range(2):
+        outcome = runner.step(batch)
+        assert (outcome.kept_rows, outcome.proportions) == ([0, 2], None)
+        assert runner.hooks.disabled == ("mix",) and outcome.metrics["dataflex/short/disabled"] == 0
+    with pytest.raises(df.PluginError, match="no connection|'values', which is not there"):
+        HookRunner({"mix": Mix(), "short": KeepShort()}, domains=("x", "y")).step(batch)
+
+
 def test_without_a_block_plugins_given_directly_have_the_documented_defaults():
     runner = HookRunner({"bad": Fails()})
     (row,) = runner.hooks.plan()
