@@ -31,13 +31,17 @@ def new(name: str, kind: str, with_preset: bool, out: Path | None) -> int:
     problem = name_problem(name)
     if kind not in KINDS:
         problem = problem or Problem("--kind", kind, one_of(KINDS), did_you_mean(kind, KINDS))
-    problem = problem or place_problem(place)
+    files: dict[str, str] = {}
+    try:
+        problem = problem or place_problem(place)
+        if problem is None:
+            files = package_files(Names.of(name), kind, with_preset)
+            write_package(place, files)
+    except OSError as error:
+        problem = Problem("--out", str(place), f"a directory that can be written: {error}")
     if problem is not None:
         typer.echo(f"dataflex new: {problem}", err=True)
         return REFUSED
-    names = Names.of(name)
-    files = package_files(names, kind, with_preset)
-    write_package(place, files)
     shown = place if place.is_absolute() else f"./{place.as_posix()}"
     typer.echo(f"Wrote {place.as_posix()}: {', '.join(files)}")
     typer.echo(f"Next: pip install {shown} && python -m pytest {place.as_posix()}")

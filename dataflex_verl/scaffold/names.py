@@ -21,6 +21,8 @@ from dataflex_verl.presets.providers import all_presets
 
 _PATTERN = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"
 _ACCEPTED = "lower-case letters, digits, - and _, beginning with a letter, such as keep-short"
+_LONGEST = 100
+"""A folder and a file have to be called by it, with more around it."""
 _PREFIX = "dataflex_"
 _OTHERS = "choose another; dataflex plugins --all and dataflex presets list those that are taken"
 _YAML = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
@@ -60,6 +62,8 @@ def name_problem(given: str) -> Problem | None:
     if not re.fullmatch(_PATTERN, given):
         meant = _in_ascii(given)
         return Problem("NAME", given, _ACCEPTED, f"did you mean {meant!r}?" if meant else None)
+    if len(given) > _LONGEST:
+        return Problem("NAME", given, f"at most {_LONGEST} letters and digits")
     names = Names.of(given)
     if names.plugin in _YAML or not names.cls.isidentifier() or keyword.iskeyword(names.cls):
         given_plugin = Described(f"{given!r}, a plugin {names.plugin!r} with the class {names.cls}")

@@ -112,6 +112,9 @@ def test_names_follow_from_the_name_of_the_package(new, tmp_path: Path) -> None:
         (["demo-x", "--kind", "scorrer"], "--kind: got 'scorrer'; .*; did you mean 'scorer'?"),
         (["demo-x", "--out", "full"], "--out: got full, a directory with something in it; accepted: a directory"),
         (["demo-x", "--out", "full/file"], "--out: got full/file, a file; accepted: a directory"),
+        (["demo-x", "--out", "full/file/x"], "--out: got 'full/file/x'; accepted: a directory that can be .*Not a dir"),
+        (["demo-x", "--out", "x" * 300], "--out: got 'xxx.*; accepted: a directory that can be written: .*too long"),
+        (["x" * 101], "NAME: got 'xxx.*'; accepted: at most 100 letters and digits$"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(new, tmp_path: Path, distribution, arguments, message) -> None:
