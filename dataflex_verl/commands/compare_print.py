@@ -66,11 +66,16 @@ def find_collected(directory: Path, plan_file: str, baseline: str | None, metric
     """Read the plan of a comparison, or make one of the folders ``ARM/seed-N`` that are there.
 
     Raises:
-        BadOption: there is neither, or no telling the baseline.
+        BadOption: there is neither, no telling the baseline, or a plan that cannot be read.
     """
     if not directory.is_dir():
         raise BadOption(f"--collect: got {str(directory)!r}; accepted: a directory of runs, ARM/seed-N/{METRICS_FILE}")
     plan = read_json(directory / plan_file)
+    if (directory / plan_file).exists() and not _is_plan(plan):
+        raise BadOption(
+            f"--collect: {directory / plan_file} is no plan that can be read; accepted: the file as dataflex compare "
+            "wrote it, or none"
+        )
     if plan is not None:
         overrides = {arm["name"]: arm["overrides"] for arm in plan["arms"]}
         arms, seeds, steps = list(overrides), plan["seeds"], int(plan["steps"])
@@ -104,6 +109,14 @@ def find_collected(directory: Path, plan_file: str, baseline: str | None, metric
     noted = None if plan is None or first != plan["arms"][0]["name"] else plan.get("differs")
     differs = None if noted is None else {arm: tuple(SettingDifference(**one) for one in noted[arm]) for arm in noted}
     return Collected(tuple(arms), tuple(seeds), steps, rollouts, metric, tuple(alike), dict(versions), wanted, differs)
+
+
+def _is_plan(plan: dict[str, Any] | None) -> bool:
+    arms, seeds = (plan or {}).get("arms"), (plan or {}).get("seeds")
+    named = isinstance(arms, list) and all(
+        isinstance(arm, dict) and {"name", "overrides"} <= arm.keys() for arm in arms
+    )
+    return plan is not None and named and isinstance(seeds, list) and isinstance(plan.get("steps"), int)
 
 
 def _last_step(folder: Path) -> int:

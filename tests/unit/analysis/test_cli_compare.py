@@ -505,6 +505,21 @@ def test_collect_of_nothing_is_refused(dataflex: Dataflex, tmp_path: Path) -> No
     assert done.exit_code == 2 and "has runs of 0 arm(s)" in done.stderr
 
 
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"arms": [{"name": "none"}], "seeds": [0], "steps": 6}'])
+def test_a_plan_that_cannot_be_read_is_refused_and_not_passed_over(
+    dataflex: Dataflex, tmp_path: Path, text: str
+) -> None:
+    write_fakes(tmp_path, seeds=1)
+    path = tmp_path / "o" / "compare.json"
+    path.write_text(text)
+    done = dataflex("compare", "--collect", str(tmp_path / "o"))
+    assert (
+        done.exit_code == 2 and f"--collect: {path} is no plan that can be read; accepted: the file as" in done.stderr
+    )
+    path.unlink()
+    assert dataflex("compare", "--collect", str(tmp_path / "o")).exit_code == 0
+
+
 def test_a_library_that_is_not_installed_is_named_with_its_extra(
     run, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
