@@ -130,18 +130,25 @@ class Entry:
             "scorer": _component_name(self.plugin, "scorer"),
             "actuator": _component_name(self.plugin, "actuator"),
             "path": self.built.settings.path,
-            "effect": getattr(self.plugin, "effect", None),
+            "effect": self._effect(),
             "advantages": getattr(self.plugin, "advantages", None),
             "warmup_step": self.built.settings.warmup_step,
             "on_error": self.built.settings.on_error,
             "slow_plugin_seconds": self.built.settings.slow_plugin_seconds,
             "provides": sorted(self.declared.provides),
+            "declares": hasattr(self.plugin, "provides"),
             "per_token": bool(getattr(self.plugin, "per_token", False)),
             "normalize": getattr(self.plugin, "normalize", None),
             "keywords": plain(self.built.settings.keywords),
             "params": plain(own),
             "components": components,
         }
+
+    def _effect(self) -> str | None:
+        """What becomes of rows not kept: what the plugin says, else a drop if it declares ``keep``."""
+        drops = hasattr(self.plugin, "provides") and "keep" in self.declared.provides
+        effect: str | None = getattr(self.plugin, "effect", None)
+        return effect or ("drop" if drops else None)
 
 
 def failure(origin: Origin, error: Exception, what: str = "") -> PluginError:

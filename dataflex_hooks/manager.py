@@ -14,7 +14,7 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.config import read
 from dataflex_hooks.domain_calls import DomainCalls
 from dataflex_hooks.entries import admit, group_problems, loss_problems, unconfigured
-from dataflex_hooks.errors import ConfigError, DecisionError, Problem
+from dataflex_hooks.errors import ConfigError, DecisionError, Problem, did_you_mean
 from dataflex_hooks.loader import BuiltPlugin, build_plugin, shared_taken
 from dataflex_hooks.rollout_calls import RolloutCalls
 from dataflex_hooks.state import Restored, SavedPlugin
@@ -156,12 +156,14 @@ class HookManager(RolloutCalls, DomainCalls):
         Raises:
             DecisionError: naming the first plugin that declared one of ``missing``, and the field.
         """
-        gone, there = set(missing), ", ".join(sorted(stored))
+        gone, present = set(missing), sorted(stored)
         for entry in self._called_at(hook, step):
             declared = stored_names(entry.declared.requires.get(hook, ()))
             if lacks := sorted(declared & gone):
                 origin = entry.origin(hook, step)
-                text = f"requires the batch field {lacks[0]!r}, which is not there; the batch has {there}"
+                hint = did_you_mean(lacks[0], present)
+                text = f"requires the batch field {lacks[0]!r}, which is not there; the batch has {', '.join(present)}"
+                text += f"; {hint}" if hint else ""
                 entry.disable_or_raise(origin, DecisionError(origin, text), self._disabled)
 
     def state_dict(self, step: int = 0) -> dict[str, SavedPlugin]:

@@ -116,16 +116,18 @@ def _plugin_line(row: Mapping[str, Any]) -> str:
     normalised = {"mean": ", normalised", "none": ", as they are"}.get(row["normalize"] or "", "")
     acts_on_rows = row["scorer"] and not _BEFORE_ROLLOUT.intersection(row["hooks"])
     per = f" per {'token' if row['per_token'] else 'response'}" if acts_on_rows else ""
+    gives = "provides" if row["declares"] else "has no `provides`, so may give"
     return (
         f"{row['label']} = {row['plugin']}{f' {pair}' if pair else ''} at {', '.join(row['hooks'])}"
-        f" from step {row['warmup_step']} ({source}), provides {', '.join(row['provides'])}{per}{normalised}"
+        f" from step {row['warmup_step']} ({source}), {gives} {', '.join(row['provides'])}{per}{normalised}"
         f"{', on_error=disable' if row['on_error'] == 'disable' else ''}"
     )
 
 
 def _merge_lines(rows: list[dict[str, Any]], coefficients: LossCoefficients, mask_scale: str) -> list[str]:
     masks = _providers(rows, "mask")
-    weights = [row["label"] for row in rows if "weights" in row["provides"] and row["normalize"] != "none"]
+    weights = [row["label"] for row in rows if "weights" in row["provides"] and row["normalize"] == "mean"]
+    either = [row["label"] for row in rows if "weights" in row["provides"] and row["normalize"] is None]
     raw = [row["label"] for row in rows if "weights" in row["provides"] and row["normalize"] == "none"]
     parts = []
     if masks:
@@ -133,6 +135,9 @@ def _merge_lines(rows: list[dict[str, Any]], coefficients: LossCoefficients, mas
         parts.append(f"keep what {' and '.join(masks)} keep{'s' if len(masks) == 1 else ''}{scaled}")
     if weights:
         parts.append(f"multiply the weights of {' and '.join(weights)}, normalised over what is kept")
+    if either:
+        unless = "normalised over what is kept unless a decision says otherwise"
+        parts.append(f"multiply the weights of {' and '.join(either)}, {unless}")
     if raw:
         parts.append(f"then multiply the weights of {' and '.join(raw)} as they are")
     if scales := _providers(rows, "update_scale"):
@@ -140,9 +145,11 @@ def _merge_lines(rows: list[dict[str, Any]], coefficients: LossCoefficients, mas
     if skips := _providers(rows, "skip_update"):
         parts.append(f"no update when {' or '.join(skips)} says so")
     lines = [f"merge: {'; '.join(parts)}"] if parts else []
-    if all(_BEFORE_ROLLOUT.issuperset(row["hooks"]) for row in rows):
-        return lines
-    return [*lines, f"weights average 1 per {coefficients.kind} ({coefficients.source})"]
+    if weights or either:
+        lines.append(f"normalised weights average 1 per {coefficients.kind} ({coefficients.source})")
+    elif masks and mask_scale == "kept":
+        lines.append(f"shares are counted per {coefficients.kind} ({coefficients.source})")
+    return lines
 
 
 def _landing_lines(rows: list[dict[str, Any]], apply_to: str, lands: str) -> list[str]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dataflex_hooks.errors import did_you_mean
 from dataflex_verl import presets
 from dataflex_verl.commands.train import VERL_MAIN, add_local_overrides
 from dataflex_verl.local.settings import local_environment
+from dataflex_verl.presets.providers import BadPreset, all_presets
 
 if TYPE_CHECKING:
     from dataflex_verl.demo.build import DemoFiles
@@ -99,13 +101,20 @@ def choose_strategies(given: Sequence[str]) -> tuple[str, ...]:
     """Check the names given with ``--strategy``.
 
     Raises:
-        BadOption: an unknown name, a name given twice, or ``none`` beside another.
+        BadOption: an unknown name, one that two packages bring, a name given twice, or ``none`` beside another.
     """
     chosen = tuple(given) or DEFAULT_STRATEGIES
-    known = [*presets.names(), NO_STRATEGY]
+    known = [*(preset.name for preset in all_presets()[0]), NO_STRATEGY]
     for name in chosen:
         if name not in known:
-            raise BadOption(f"--strategy: got {name!r}; accepted: one of {', '.join(known)}")
+            hint = did_you_mean(name, known)
+            text = f"--strategy: got {name!r}; accepted: one of {', '.join(known)}"
+            raise BadOption(f"{text}; {hint}" if hint else text)
+        if name != NO_STRATEGY:
+            try:
+                presets.overrides([name])
+            except BadPreset as error:
+                raise BadOption(f"--strategy: {error}") from error
         if chosen.count(name) > 1:
             raise BadOption(f"--strategy: got {name!r} twice; accepted: each strategy once")
     if chosen == (NO_STRATEGY,):

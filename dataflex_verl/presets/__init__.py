@@ -33,8 +33,20 @@ def block(name: str) -> dict[str, Any]:
 
 
 def overrides(chosen: Sequence[str]) -> list[str]:
-    """The presets ``chosen``, in order, as Hydra overrides that add one value each."""
-    return [f"+{GROUP}.{key}={_hydra_value(value)}" for name in chosen for key, value in _leaves(block(name))]
+    """The presets ``chosen``, of any installed package, in order, as Hydra overrides that add one value each.
+
+    Raises:
+        KeyError: there is no preset of a name.
+        BadPreset: one cannot be used.
+    """
+    from dataflex_verl.presets.providers import find_preset
+
+    found = []
+    for name in chosen:
+        if (preset := find_preset(name)) is None:
+            raise KeyError(name)
+        found += [f"+{GROUP}.{key}={_hydra_value(value)}" for key, value in _leaves(preset.block())]
+    return found
 
 
 def _directory() -> Any:

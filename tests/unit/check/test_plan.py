@@ -85,7 +85,7 @@ def test_the_plan_says_who_runs_in_order_how_decisions_merge_and_where_they_land
         "merge: keep what band keeps, made up for by 1/(kept share); multiply the weights of per, normalised over what "
         "is kept; then multiply the weights of ar as they are; multiply by update_scale of own; no update when own "
         "says so",
-        "weights average 1 per token (loss_mode=vanilla, loss_agg_mode=token-mean)",
+        "normalised weights average 1 per token (loss_mode=vanilla, loss_agg_mode=token-mean)",
         "lands in: rm_scores, from own; advantages are computed from them",
         "lands in: rollout_is_weights, a factor on each token's policy-gradient term; KL, entropy and the critic are "
         "left alone",
@@ -93,6 +93,54 @@ def test_the_plan_says_who_runs_in_order_how_decisions_merge_and_where_they_land
         "dataflex/reward_all, dataflex/reward_kept, dataflex/band/kept_frac, dataflex/per/weight_mean, "
         "dataflex/ar/weight_mean",
     ]
+
+
+class Weighs:
+    provides = frozenset({"weights"})
+
+    @hookimpl
+    def post_advantage(self, batch, ctx):
+        return UpdateDecision(weights=batch.rewards, normalize="none")
+
+
+class Drops:
+    provides = frozenset({"keep"})
+
+    @hookimpl
+    def post_reward(self, batch, ctx):
+        return RewardDecision(keep=batch.n_valid > 0)
+
+
+class Undeclared:
+    @hookimpl
+    def post_advantage(self, batch, ctx):
+        return UpdateDecision(mask=batch.rewards > 0)
+
+
+def of_plugin(plugin: object) -> list[str]:
+    hooks = HookManager.from_config({}, estimator="grpo", has_groups=True, extra_plugins={"p": plugin})
+    return [line.removeprefix(PREFIX) for line in plan_lines(hooks, TOKEN)]
+
+
+def test_weights_whose_decision_may_leave_them_as_they_are_are_not_said_to_be_normalised():
+    unless = "normalised over what is kept unless a decision says otherwise"
+    assert f"merge: multiply the weights of p, {unless}" in of_plugin(Weighs())
+    assert not any("average 1" in line for line in of_plugin(Drops()))
+
+
+def test_a_plugin_that_declares_keep_drops():
+    lines = of_plugin(Drops())
+    place = "leave the batch before the log-prob passes, and with it KL, entropy and the critic"
+    assert f"drop: rows that p does not keep {place}" in lines
+    assert any(line.startswith("fewer than 1 rollout(s) left: ") for line in lines)
+    # What it may give without saying so is no announced drop.
+    assert not any(line.startswith("drop: ") for line in of_plugin(Undeclared()))
+
+
+def test_a_plugin_without_provides_is_said_to_have_none():
+    line = next(line for line in of_plugin(Undeclared()) if line.startswith("p = "))
+    assert line.endswith("has no `provides`, so may give keep, mask, skip_update, update_scale, weights")
+    assert "has no `provides`" not in "".join(of_plugin(Drops()))
 
 
 def test_shadow_mode_says_what_would_land():

@@ -21,6 +21,7 @@ from dataflex_verl.demo.build import DemoFiles
 from tests.processes import ends
 
 Dataflex = Callable[..., Result]
+Distribution = Callable[..., None]
 
 
 @pytest.fixture
@@ -100,11 +101,23 @@ def test_stock_command_is_shell_that_gives_verl_the_same_overrides(files: DemoFi
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [(["dificulty"], "'dificulty'"), (["per", "per"], "twice"), (["none", "per"], "alone")],
+    [(["difffiltr"], "'difffiltr'.*did you mean 'difffilter'"), (["per", "per"], "twice"), (["none", "per"], "alone")],
 )
 def test_bad_strategies_are_refused(given: list[str], text: str) -> None:
     with pytest.raises(BadOption, match=text):
         choose_strategies(given)
+
+
+def test_a_preset_of_another_package_is_a_strategy_like_ours(files: DemoFiles, distribution: Distribution) -> None:
+    block = "plugins:\n  boost:\n    plugin: reweight\n    scorer: reward_difficulty\n    actuator: softmax\n"
+    modules = {"acme_pkg/__init__.py": "", "acme_pkg/dataflex/boost.yaml": block, "acme_pkg/dataflex/bad.yaml": "- a"}
+    distribution("acme-presets", {}, modules, presets={"acme": "acme_pkg"})
+    plan = DemoPlan(files, steps=40, seed=0, strategies=choose_strategies(["boost", "per"]))
+    assert "+dataflex.plugins.boost.actuator=softmax" in plan.overrides()
+    config = compose_config(CommandLine.parse(plan.all_overrides()))
+    assert find_problems(config, local=True) == [] and list(config.dataflex.plugins) == ["boost", "per"]
+    with pytest.raises(BadOption, match="--strategy: preset 'bad' of acme-presets 1.2.3 is no mapping of settings"):
+        choose_strategies(["bad"])
 
 
 def test_demo_prints_tables_and_command(dataflex: Dataflex, training: Training) -> None:

@@ -54,6 +54,7 @@ def test_the_published_short_form_works_verbatim():
         "on_error": "raise",
         "slow_plugin_seconds": 30.0,
         "provides": ["mask"],
+        "declares": True,
         "per_token": False,
         "normalize": None,
         "keywords": {

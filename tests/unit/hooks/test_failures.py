@@ -356,6 +356,8 @@ def test_a_declared_field_that_is_not_there_is_its_plugins_failure(caplog):
     gone = ("post_advantage", STEP, {"entropy", "values"}, {"advantages"})
     with pytest.raises(dh.DecisionError, match="requires the batch field 'entropy', which is not there"):
         built["raise"].refuse_missing(*gone)
+    with pytest.raises(dh.DecisionError, match="the batch has advantages, entropies; did you mean 'entropies'"):
+        built["raise"].refuse_missing(*gone[:3], {"advantages", "entropies"})
     manager = built["disable"]
     manager.refuse_missing("post_advantage", STEP, {"other"}, {"advantages"})
     assert manager.disabled == ()

@@ -393,7 +393,12 @@ def test_the_plan_says_what_runs(make):
     block = {"plugins": {"top": {"plugin": "select", "scorer": "reward_difficulty", "actuator": "topk_fraction"}}}
     text = "\n".join(plan_lines(make(**block).hooks, LossCoefficients("sequence", source="loss_mode=vanilla")))
     assert "top = select reward_difficulty -> topk_fraction at post_advantage from step 0" in text
-    assert "average 1 per sequence" in text
+    # A mask changes no other weight, so nothing averages 1.
+    assert "average 1" not in text and "per sequence" not in text
+    hooks = make(**block, mask_scale="kept").hooks
+    assert "shares are counted per sequence (loss_mode=vanilla)" in "\n".join(
+        plan_lines(hooks, LossCoefficients("sequence", source="loss_mode=vanilla"))
+    )
     assert plan_lines(make().hooks, LossCoefficients("token")) == ["DataFlex plan: no plugin; the run is verl's own"]
 
 
