@@ -16,7 +16,7 @@ from dataflex_hooks.coefficients import LossCoefficients
 from dataflex_hooks.components import Component
 from dataflex_hooks.config import PluginSettings
 from dataflex_hooks.decisions import ADJUSTING, DECISION_OF, EXCLUSIVE, Decision, given_parts
-from dataflex_hooks.discovery import describe, raised_by
+from dataflex_hooks.discovery import describe, path_of, raised_by
 from dataflex_hooks.errors import DecisionError, Described, Origin, PluginError, Problem
 from dataflex_hooks.loader import BuiltPlugin
 from dataflex_hooks.metric_names import plugin_metric
@@ -74,6 +74,11 @@ class Entry:
         return hook in self.declared.hooks and step >= self.built.settings.warmup_step
 
     @property
+    def declares(self) -> bool:
+        """Whether it has `provides`; without, ``declared.provides`` follows from its hooks."""
+        return hasattr(self.plugin, "provides")
+
+    @property
     def adjusts(self) -> bool:
         """Whether it gives rewards a scale or a shift."""
         return bool(ADJUSTING & self.declared.provides)
@@ -95,7 +100,7 @@ class Entry:
             given = ", ".join(sorted(undeclared))
             declared = ", ".join(sorted(self.declared.provides)) or "nothing"
             text = f"returned {given}, but provides only {declared}: add it to `provides`"
-            if not hasattr(self.plugin, "provides"):
+            if not self.declares:
                 cure = f"provides = {{{', '.join(repr(part) for part in sorted(undeclared))}}}"
                 text = f"returned {given}, and has no `provides`, which stands for {declared}: write {cure}"
             raise DecisionError(origin, text)
@@ -136,7 +141,7 @@ class Entry:
             "on_error": self.built.settings.on_error,
             "slow_plugin_seconds": self.built.settings.slow_plugin_seconds,
             "provides": sorted(self.declared.provides),
-            "declares": hasattr(self.plugin, "provides"),
+            "declares": self.declares,
             "per_token": bool(getattr(self.plugin, "per_token", False)),
             "normalize": getattr(self.plugin, "normalize", None),
             "keywords": plain(self.built.settings.keywords),
@@ -146,7 +151,7 @@ class Entry:
 
     def _effect(self) -> str | None:
         """What becomes of rows not kept: what the plugin says, else a drop if it declares ``keep``."""
-        drops = hasattr(self.plugin, "provides") and "keep" in self.declared.provides
+        drops = self.declares and "keep" in self.declared.provides
         effect: str | None = getattr(self.plugin, "effect", None)
         return effect or ("drop" if drops else None)
 
@@ -238,8 +243,7 @@ def loss_problems(entry: Entry, coefficients: LossCoefficients) -> list[Problem]
 def unconfigured(label: str, plugin: object, usual: PluginSettings) -> BuiltPlugin:
     """Wrap a plugin object that a program made itself; ``usual`` says from when it is called, and what if it fails."""
     cls = plugin if isinstance(plugin, type) else type(plugin)
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    return BuiltPlugin(plugin, replace(usual, label=label, plugin=name, path=f"dataflex.plugins.{label}"))
+    return BuiltPlugin(plugin, replace(usual, label=label, plugin=path_of(cls), path=f"dataflex.plugins.{label}"))
 
 
 def _components(plugin: Any) -> dict[str, dict[str, Any]]:

@@ -89,8 +89,7 @@ def _no_class(target: object) -> Problem:
     if inspect.ismodule(target):
         given = Described(f"the module {target.__name__}")
         return Problem("", given, accepted, f"name the class in it: {target.__name__}:ClassName")
-    cls = type(target)
-    hint = f"point the entry point at the class: {cls.__module__}:{cls.__qualname__}"
+    hint = f"point the entry point at the class: {discovery.path_of(type(target))}"
     return Problem("", discovery.describe(target), accepted, hint)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import MappingProxyType
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,14 +12,9 @@ from dataflex_verl import checkpoint, decision_log
 from dataflex_verl.drop_checks import drop_problems
 from dataflex_verl.losses import ApplyTo, estimator_of
 
-MODE = "trainer.v1.trainer_mode"
 ROLLOUTS = "actor_rollout_ref.rollout.n"
 RESPONSE_LENGTH = "actor_rollout_ref.rollout.response_length"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
-MODES = MappingProxyType(
-    {"dataflex_sync": "sync", "dataflex_mix_sync": "sync", "dataflex_colocate_async": "colocate_async"}
-)
-"""Trainer mode by name, and the verl mode it is laid over."""
 
 AskLoss = Callable[[DictConfig, ApplyTo], LossCoefficients]
 

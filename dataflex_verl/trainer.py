@@ -18,9 +18,10 @@ from dataflex_verl import added_checks, added_passes, added_rows, bridge, checkp
 from dataflex_verl.apply import StepState, apply_reward, apply_update, refuse_shuffle
 from dataflex_verl.compat import require
 from dataflex_verl.mixing import DomainMixing
+from dataflex_verl.modes import MODES
 from dataflex_verl.plan import plan_lines, store_plan
 from dataflex_verl.probe import check_loss
-from dataflex_verl.startup import MODES, prepare_with
+from dataflex_verl.startup import prepare_with
 
 if TYPE_CHECKING:
     from transfer_queue import KVBatchMeta

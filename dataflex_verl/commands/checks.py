@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
+from dataflex_verl.modes import MODE, MODES
+
 if TYPE_CHECKING:
     from dataflex_hooks import HookManager, LossCoefficients, Problem
     from dataflex_verl.losses import ApplyTo
@@ -58,7 +60,7 @@ def examine(config: DictConfig, local: bool = False, ask_loss: AskLoss | None = 
         ask_loss: how to learn what the loss does with weights; without it from the table of verl's own losses.
     """
     found = Findings([])
-    mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
+    mode = str(OmegaConf.select(config, MODE))
     # Torch loads in seconds: a run without anything of ours does not wait for it here.
     if mode.startswith("dataflex") or OmegaConf.select(config, "dataflex") is not None:
         found = _examine_block(config, mode, ask_loss)
@@ -93,7 +95,7 @@ def _own_traceback(error: BaseException) -> str:
 def _examine_block(config: DictConfig, mode: str, ask_loss: AskLoss | None) -> Findings:
     from dataflex_hooks import ConfigError, Problem
     from dataflex_verl.losses import expect_loss
-    from dataflex_verl.startup import MODE, prepare_with
+    from dataflex_verl.startup import prepare_with
 
     problems = _mode_problems(mode)
     if not OmegaConf.select(config, "trainer.use_v1", default=True):
@@ -108,7 +110,6 @@ def _examine_block(config: DictConfig, mode: str, ask_loss: AskLoss | None) -> F
 def _mode_problems(mode: str) -> list[Problem]:
     from dataflex_hooks import Problem
     from dataflex_hooks.errors import Described, did_you_mean, one_of
-    from dataflex_verl.startup import MODE, MODES
 
     if mode in LATER_MODES:
         return [Problem(MODE, mode, one_of(MODES), LATER_MODES[mode])]

@@ -125,8 +125,8 @@ def collect(directory: Path, baseline: str | None, metric: str | None, as_json: 
         records = {(arm, seed): read_record(directory / arm / f"seed-{seed}") for arm, seed in counted}
         if not found.wanted:
             check_unplanned(records)
-            known = {"rollouts": rollouts_recorded(records, found.steps), "versions": versions_of(records)}
-            found = replace(found, **known)
+            rollouts = rollouts_recorded(records, found.steps)
+            found = replace(found, rollouts=rollouts, versions=versions_of(records))
         conditions = conditions_of(records, found.arms, found.wanted, found.differs)
         comparison = compare_outcomes(
             runs, found.arms, found.steps, found.rollouts, found.metric, found.alike, conditions

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dataflex_verl.commands.demo_plan import NO_STRATEGY, BadOption
 from dataflex_verl.local.settings import override_key
+from dataflex_verl.modes import MODE
 
-MODE = "trainer.v1.trainer_mode"
 OWN_TASK = "data.train_files"
 """Overrides with this setting are a task of the user's own; without it they change the demo's."""
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dataflex_verl.analysis.conditions import SettingDifference
-from dataflex_verl.commands.compare_design import MODE
 from dataflex_verl.commands.demo_plan import BadOption
 from dataflex_verl.local.settings import override_key
+from dataflex_verl.modes import MODE, MODES
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -47,7 +47,6 @@ VALIDATION = (
 NOTHING = "nothing"
 VERLS = "verl's default"
 _OURS = "dataflex"
-_VERL_MODE = {"dataflex_sync": "sync", "dataflex_mix_sync": "sync", "dataflex_colocate_async": "colocate_async"}
 _OF_THE_FOLDER = ("trainer.default_local_dir", "trainer.experiment_name", "ray_kwargs")
 
 
@@ -140,7 +139,7 @@ def _outside_ours(differences: Iterator[SettingDifference]) -> Iterator[SettingD
 
 
 def _verl_mode(mode: str) -> str:
-    return "sync" if mode == VERLS else _VERL_MODE.get(mode, mode)
+    return "sync" if mode == VERLS else MODES.get(mode, mode)
 
 
 def _selected(config: DictConfig, setting: str) -> dict[str, Any]:

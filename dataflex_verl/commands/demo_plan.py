@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dataflex_hooks.errors import did_you_mean
+from dataflex_hooks.errors import Problem, did_you_mean
 from dataflex_verl import presets
 from dataflex_verl.commands.train import VERL_MAIN, add_local_overrides
 from dataflex_verl.local.settings import local_environment
@@ -107,12 +107,11 @@ def choose_strategies(given: Sequence[str]) -> tuple[str, ...]:
     known = [*(preset.name for preset in all_presets()[0]), NO_STRATEGY]
     for name in chosen:
         if name not in known:
-            hint = did_you_mean(name, known)
-            text = f"--strategy: got {name!r}; accepted: one of {', '.join(known)}"
-            raise BadOption(f"{text}; {hint}" if hint else text)
+            accepted = f"one of {', '.join(known)}"
+            raise BadOption(str(Problem("--strategy", name, accepted, did_you_mean(name, known))))
         if name != NO_STRATEGY:
             try:
-                presets.overrides([name])
+                presets.block(name)
             except BadPreset as error:
                 raise BadOption(f"--strategy: {error}") from error
         if chosen.count(name) > 1:

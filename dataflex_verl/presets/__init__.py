@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
-from omegaconf import OmegaConf
+from dataflex_verl.presets.providers import find_preset
 
 GROUP = "dataflex"
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -21,32 +21,21 @@ def names() -> list[str]:
 
 
 def block(name: str) -> dict[str, Any]:
-    """What a preset puts under ``dataflex``.
+    """What a preset of any installed package puts under ``dataflex``.
 
     Raises:
         KeyError: there is no preset of this name.
+        BadPreset: it cannot be used.
     """
-    if name not in names():
+    preset = find_preset(name)
+    if preset is None:
         raise KeyError(name)
-    text = (_directory() / f"{name}.yaml").read_text(encoding="utf-8")
-    return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(text)))
+    return preset.block()
 
 
 def overrides(chosen: Sequence[str]) -> list[str]:
-    """The presets ``chosen``, of any installed package, in order, as Hydra overrides that add one value each.
-
-    Raises:
-        KeyError: there is no preset of a name.
-        BadPreset: one cannot be used.
-    """
-    from dataflex_verl.presets.providers import find_preset
-
-    found = []
-    for name in chosen:
-        if (preset := find_preset(name)) is None:
-            raise KeyError(name)
-        found += [f"+{GROUP}.{key}={_hydra_value(value)}" for key, value in _leaves(preset.block())]
-    return found
+    """The presets ``chosen``, in order, as Hydra overrides that add one value each; raises what :func:`block` does."""
+    return [f"+{GROUP}.{key}={_hydra_value(value)}" for name in chosen for key, value in _leaves(block(name))]
 
 
 def _directory() -> Any:

@@ -20,10 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     verl's placement groups have fixed names, and the live trainer keeps them to the end.
     """
-    items.sort(key=lambda item: "live" in getattr(item, "fixturenames", ()))
-    for item in items:
-        if "live" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("live"))
+
+    def is_live(item: pytest.Item) -> bool:
+        return "live" in getattr(item, "fixturenames", ())
+
+    items.sort(key=is_live)
+    for item in filter(is_live, items):
+        item.add_marker(pytest.mark.xdist_group("live"))
 
 
 def base_overrides(demo: DemoFiles) -> list[str]:

@@ -221,11 +221,12 @@ def test_colours_are_told_apart_by_every_reader() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    from playwright import sync_api
+
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("no Chromium on this machine; the page's HTML and figures are tested without one")
-    with playwright.sync_playwright() as running:
+    with sync_api.sync_playwright() as running:
         chromium = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield chromium
         chromium.close()
